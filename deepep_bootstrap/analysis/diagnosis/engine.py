@@ -20,6 +20,7 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     tells_error,
 )
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
+from deepep_bootstrap.analysis.diagnosis.pasted import asked_well
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
 from deepep_bootstrap.core.redact import scrub
 
@@ -387,7 +388,7 @@ def _log_end(log: Log, ending: Ending) -> _LogEnd:
     """Return the log with the part of it that counts: what stands before a good end is over, unless something died
     before it and was not tried again."""
     whole = _last(log, ending.whole) + 1
-    start = max(_last(log, ending.well) + 1, _went_on(log, ending) + 1, whole)
+    start = max(_last(log, ending.well) + 1, _went_on(log, ending) + 1, asked_well(log.lines) + 1, whole)
     if start and (_failure(log, ending, start) or (start > whole and _died(log, ending, start))):
         start = 0
     over = _got_over(log, ending.together)

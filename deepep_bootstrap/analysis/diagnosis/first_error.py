@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.log import Evidence, Hit, Log, bare
+from deepep_bootstrap.analysis.diagnosis.pasted import COMMAND, is_row
 from deepep_bootstrap.analysis.diagnosis.rules import CauseSet, Ending, Pattern
 
 BUNDLE = "invoke report --bundle"
@@ -61,9 +62,6 @@ CALLS = re.compile(r'/(?:lib/python[\d.]+/[\w.]+"|(?:torch|triton|asyncio|concur
 
 LEVELLED = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:|\b(?:ERROR|CRITICAL)\b.{0,40}\]  ")
 
-TRACE = re.compile(r"\++ \S")
-"""A command as `set -x` prints it before it runs: what a shell does is no error."""
-
 ASSERTS = re.compile(r"assert[\s(]")
 WORDLESS = re.compile(r"[\w.]+(?:Error|Exception):\s*$")
 """An exception whose words begin on the next line."""
@@ -81,21 +79,6 @@ WARNING_LINES = 20
 
 EVENT = re.compile(r"\bWarning +[A-Z]\w+ ")
 """An event of Kubernetes, whose message may go on below it."""
-
-COLUMNS = re.compile(r"\s*(?:[A-Z][A-Z0-9_()/%:-]+(?: [A-Z0-9_()/%:-]+)?(?: +|$)){3,}")
-"""The head of a table, as squeue, sinfo and kubectl print it: words in capitals alone."""
-
-ROW = re.compile(r"(?!.*\w: ).*\S {2,}\S")
-"""A row of one: gaps, and no message behind a colon."""
-
-TELLING = "MESSAGE"
-"""A column whose rows tell what happened, when it did."""
-
-ROWS = 200
-"""Lines that a table may have."""
-
-PROMPT = re.compile(r"(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^#$\n]{0,80}[#$]|\$) \S")
-"""A command that somebody typed."""
 
 OF_ANOTHER = re.compile(r"\bRayTaskError\(|\bCaught \w+ in \w+ (?:worker|replica|thread)\b")
 """An exception that only says whose it is: its own traceback goes on below."""
@@ -277,7 +260,7 @@ def first_error(
     known = [
         ErrorLine(ERROR, stamp, hit, time, place)
         for place, root in roots
-        if not _is_command(logs[place].lines[root.line]) and not _is_row(logs[place], root.line)
+        if not _is_command(logs[place].lines[root.line]) and not is_row(logs[place].lines, root.line)
         if not (lower and follows(logs[place].lines[root.line], rules.ending))
         for hit in [_raised(logs[place], root)]
         for time, stamp in [_time(logs[place], hit.line)]
@@ -368,13 +351,13 @@ def raised_in(log: Log, line: int) -> str:
 
 def _is_command(line: str) -> bool:
     """Return whether a line is a command that a shell is about to run, or that somebody typed."""
-    return TRACE.match(bare(line)) is not None or PROMPT.match(line) is not None
+    return COMMAND.match(line) is not None or COMMAND.match(bare(line)) is not None
 
 
 def _sums_up(log: Log, line: int, hits: Collection[int]) -> bool:
     """Return whether a line only sums up what others tell: the heading of an error on the next line, a row of a
     table."""
-    return _is_heading(log, line, hits) or _is_row(log, line)
+    return _is_heading(log, line, hits) or is_row(log.lines, line)
 
 
 def _is_heading(log: Log, line: int, hits: Collection[int]) -> bool:
@@ -401,17 +384,6 @@ def _indented_below(log: Log, line: int) -> Iterator[int]:
 def _indent(line: str) -> int:
     text = bare(line, keep_indent=True)
     return len(text) - len(text.lstrip())
-
-
-def _is_row(log: Log, line: int) -> bool:
-    """Return whether a line is a row of a table of states: they are looked at when something failed already."""
-    for number in range(line, max(-1, line - ROWS), -1):
-        text = log.lines[number]
-        if COLUMNS.fullmatch(text):
-            return number != line and TELLING not in text
-        if ROW.match(text) is None:
-            return False
-    return False
 
 
 def _is_warned(log: Log, line: int) -> bool:

@@ -340,6 +340,13 @@ def test_a_line_that_tells_a_cause_is_the_first_error_where_nothing_says_how_the
     assert diagnose({"log": "level=ERROR the odd library is not there\nlistening\n"}, BOOK).first is None
 
 
+def test_an_exit_code_of_0_that_somebody_asked_for_is_a_good_end() -> None:
+    log = "n1:1:2 [0] UCX  ERROR send(fd=-1) failed: Bad file descriptor\nuserx@n1:~$ echo $?\n"
+    assert diagnose({"log": f"{log}0\n"}, BOOK).first is None
+    assert diagnose({"log": f"{log}1\n"}, BOOK).first
+    assert diagnose({"log": f"{log}0\nsrun: error: n1: task 0: Exited with exit code 1\n"}, BOOK).first
+
+
 def test_a_warning_tells_the_cause_where_nothing_else_tells_of_an_error() -> None:
     rules = load_causes(A_CAUSE + "sign = [{ find = 'could not load odd', weight = 0.95 }]\n", "own.toml", BOOK)
     rules = join(BOOK, rules)

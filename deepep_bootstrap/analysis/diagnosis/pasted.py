@@ -1,0 +1,40 @@
+"""What people paste around a log: commands that they typed, tables of states, exit codes that they asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+COMMAND = re.compile(r"(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^#$\n]{0,80}[#$]|\$) \S|\++ \S")
+"""A command that somebody typed at a prompt, or that `set -x` prints before it runs."""
+
+COLUMNS = re.compile(r"\s*(?:[A-Z][A-Z0-9_()/%:.-]+(?: [A-Z0-9_()/%:.-]+)?(?: +|$)){3,}")
+"""The head of a table, as squeue, sinfo and kubectl print it: words in capitals alone."""
+
+ROW = re.compile(r"(?!.*\w: ).*\S {2,}\S")
+"""A row of one: gaps, and no message behind a colon."""
+
+TELLING = "MESSAGE"
+"""A column whose rows tell what happened, when it did."""
+
+ROWS = 200
+"""Lines that a table may have."""
+
+ASKED = re.compile(r"echo \$\?\s*$")
+"""Somebody asks for the exit code of the command before."""
+
+
+def is_row(lines: Sequence[str], number: int) -> bool:
+    """Return whether a line is a row of a table of states: they are looked at when something failed already."""
+    for above in range(number, max(-1, number - ROWS), -1):
+        if COLUMNS.fullmatch(lines[above]):
+            return above != number and TELLING not in lines[above]
+        if ROW.match(lines[above]) is None:
+            return False
+    return False
+
+
+def asked_well(lines: Sequence[str]) -> int:
+    """Return the last line on which an exit code that somebody asked for is 0; -1 for none."""
+    pairs = range(len(lines) - 1, 0, -1)
+    return next((n for n in pairs if lines[n].strip() == "0" and ASKED.search(lines[n - 1])), -1)
