@@ -11,6 +11,9 @@ COMMAND = re.compile(r"(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^#$\n]{0,80}[
 COLUMNS = re.compile(r"\s*(?:[A-Z][A-Z0-9_()/%:.-]+(?: [A-Z0-9_()/%:.-]+)?(?: +|$)){3,}")
 """The head of a table, as squeue, sinfo and kubectl print it: words in capitals alone."""
 
+DASHES = re.compile(r"[ \t]*-{3,}(?:[ \t]+-{3,}){2,}[ \t]*")
+"""What sacct puts below the head of its table."""
+
 ROW = re.compile(r"(?!.*\w: ).*\S {2,}\S")
 """A row of one: gaps, and no message behind a colon."""
 
@@ -27,7 +30,7 @@ ASKED = re.compile(r"echo \$\?\s*$")
 def is_row(lines: Sequence[str], number: int) -> bool:
     """Return whether a line is a row of a table of states: they are looked at when something failed already."""
     for above in range(number, max(-1, number - ROWS), -1):
-        if COLUMNS.fullmatch(lines[above]):
+        if COLUMNS.fullmatch(lines[above]) or DASHES.fullmatch(lines[above]):
             return above != number and TELLING not in lines[above]
         if ROW.match(lines[above]) is None:
             return False
