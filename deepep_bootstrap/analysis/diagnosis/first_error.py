@@ -325,8 +325,8 @@ def _is_code(log: Log, line: int) -> bool:
 
 
 def _raised(log: Log, hit: Hit) -> Hit:
-    """Return the hit; of a line of code in a traceback the exception that this one ends in."""
-    if not _is_code(log, hit.line):
+    """Return the hit; of a line of a traceback the exception that this one ends in."""
+    if not _is_code(log, hit.line) and not _is_frame(log.lines[hit.line]):
         return hit
     label = log.label(hit.line)
     above = range(hit.line - 1, max(-1, hit.line - FRAMES), -1)
