@@ -30,6 +30,7 @@ OUTSIDER = (
     "outsider-2026-twelfth",
     "outsider-2026-thirteenth",
     "outsider-2026-fourteenth",
+    "outsider-2026-fifteenth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
