@@ -418,7 +418,7 @@ def _is_consequence(log: Log, line: int, ending: Ending, found: Sequence[ErrorLi
 
 
 def _grade(line: str, ending: Ending) -> int:
-    """Return how far a line is from being the first error: see _Candidate."""
+    """Return how far a line is from being the first error: one of the grades above."""
     grades = ((FOLLOWED, ending.followed), (WAITED, ending.waited), (SLOW, ending.slow), (WENT_ON, ending.lesser))
     return next((grade for grade, patterns in grades if _says(patterns, line)), ERROR)
 
