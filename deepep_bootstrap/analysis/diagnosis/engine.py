@@ -318,6 +318,7 @@ def _first_errors(first: FirstError | None) -> list[dict[str, Any]]:
             "file": first.evidence.log,
             "line": first.evidence.line,
             "text": first.evidence.text,
+            "around": [{"line": each.line, "text": each.text} for each in first.around],
             "time": first.time,
             "rank": first.rank,
             "node": first.node,
@@ -366,6 +367,8 @@ def unknown(first: FirstError) -> tuple[str, ...]:
     return (
         "no known cause; the first error in time is:",
         f"{shown.log + ', ' if shown.log else ''}line {shown.line}: {shown.text}",
+        *(["around it:"] if len(first.around) > 1 else []),
+        *(f"  {each.line}: {each.text}" for each in first.around if len(first.around) > 1),
         *([f"from: {where}"] if where else []),
         *([f"belongs to: {owner}"] if owner else []),
         *(f"ended: {each.words} (line {each.evidence.line})" for each in first.ended),

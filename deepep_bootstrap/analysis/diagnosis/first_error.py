@@ -23,8 +23,12 @@ BUNDLE = "invoke report --bundle"
 REACH = 12
 """Lines around the first error in which a program or library may name itself."""
 
-LONGEST = 400
-"""Characters of the line that are shown."""
+LONGEST, LONGEST_AROUND = 400, 200
+"""Characters that are shown of the line, and of each of those around it."""
+
+ABOVE, BELOW = 2, 3
+"""Lines of the same process that are shown around the first error: one line of a message is often not the one that
+tells the reason."""
 
 FRAMES = 400
 """Lines of one process that a traceback may have."""
@@ -164,9 +168,11 @@ class Ended(Struct, frozen=True):
 class FirstError(Struct, frozen=True):
     """The first error of a failure: its line, the time, rank and node as far as the logs say them, the program and the
     library it belongs to, how processes ended, what changed since the last good run of the kind (where runs are
-    known), and what it takes to get further. Texts are empty where nobody says."""
+    known), and what it takes to get further. Texts are empty where nobody says. `around`: its line and those next to it
+    of the same process, as they stand there."""
 
     evidence: Evidence
+    around: tuple[Evidence, ...]
     time: str
     rank: str
     node: str
@@ -186,6 +192,7 @@ def scrubbed(first: FirstError, scrub: Callable[[str], str]) -> FirstError:
     return replace(
         first,
         evidence=clean(first.evidence),
+        around=tuple(map(clean, first.around)),
         ended=tuple(replace(each, evidence=clean(each.evidence)) for each in first.ended),
         changed=tuple(map(scrub, first.changed)),
     )
@@ -270,21 +277,29 @@ def first_error(
         return None
     first = _earliest(candidates)
     log = logs[first.place]
-    line = _exception(log, first.hit.line)
-    text = bare(log.lines[line])[:LONGEST] or first.hit.text
+    last = _exception(log, first.hit.line)
+    line = log.sentence(last)
+    text = (bare(log.lines[line]) if line == last else log.message(line))[:LONGEST] or first.hit.text
     evidence = Evidence(log.name, line + 1, text)
-    around = _own_lines(log, line, REACH)
+    near = _own_lines(log, line, REACH)
     rank, node = _who(log, line)
     return FirstError(
         evidence,
+        _around(log, last),
         first.time,
         rank,
         node,
-        _owner("program", text, around, logs, rules),
-        _owner("library", text, around, (), rules),
+        _owner("program", text, near, logs, rules),
+        _owner("library", text, near, (), rules),
         tuple(itertools.islice(_ends(errors, rules), MOST_ENDS)),
-        tuple(dict.fromkeys(_asks(text, around, rules)))[:MOST_ASKS],
+        tuple(dict.fromkeys(_asks(text, near, rules)))[:MOST_ASKS],
     )
+
+
+def _around(log: Log, line: int) -> tuple[Evidence, ...]:
+    """Return a line and those next to it of the same process, as they stand there."""
+    shown = log.around(line, ABOVE, BELOW)
+    return tuple(Evidence(log.name, number + 1, log.lines[number].rstrip()[:LONGEST_AROUND]) for number in shown)
 
 
 def tells_error(line: str, ending: Ending) -> bool:

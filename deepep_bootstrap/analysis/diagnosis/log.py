@@ -45,6 +45,14 @@ LONGEST_LABEL = 200
 LONGEST_MESSAGE, CONTINUED = 2000, 3
 """Characters of a line that a message is read from, and lines that it may go on over."""
 
+GOES_ON = re.compile(
+    r"(?:\[ *\d+\.\d+\] )?(?:NVRM: )?(?:that|which|and|or|but|to|of|for|is|are|was|were|not|with|because|in|on|by|has"
+    r"|have|cannot|could|does|did|when|as|from|than|be|been|requires|installed|another) (?!.{0,20}: )"
+)
+"""A line that goes on with the sentence of the line above it: it begins with a word that none begins with."""
+
+SENTENCE_ENDS = (".", ":", "!", "?", ";")
+
 OTHERS = 200
 """Lines on each side among which those of one process are looked for: a few of each of many ranks."""
 
@@ -160,15 +168,45 @@ class Log:
         return self.heads[line] + self.lines[line]
 
     def message(self, line: int) -> str:
-        """Return what a line says without labels; of one that ends in a colon also the next lines of its process."""
+        """Return what a line says without labels, with the next lines of its process where its sentence goes on there,
+        or it ends in a colon."""
         text = bare(self.lines[line][:LONGEST_MESSAGE])
-        below = range(line + 1, min(len(self.lines), line + OTHERS))
-        own = (number for number in below if self.lines[number].strip() and self.label(number) == self.label(line))
-        for number in itertools.islice(own, CONTINUED):
-            if not text.endswith(":"):
+        for number in itertools.islice(self._own_below(line), CONTINUED):
+            if not text.endswith(":") and not self._goes_on(number):
                 break
             text = f"{text} {bare(self.lines[number][:LONGEST_MESSAGE])}"
         return text
+
+    def sentence(self, line: int) -> int:
+        """Return the line on which the sentence of a line begins: itself, or one above it that it goes on with."""
+        for number in range(line, max(0, line - CONTINUED), -1):
+            if not self._goes_on(number):
+                return number
+        return max(0, line - CONTINUED)
+
+    def _goes_on(self, line: int) -> bool:
+        """Return whether a line goes on with the sentence of the one above it."""
+        if line == 0 or GOES_ON.match(bare(self.lines[line][:LONGEST_MESSAGE])) is None:
+            return False
+        above = self.lines[line - 1].rstrip()
+        return bool(above) and not above.endswith(SENTENCE_ENDS) and self.label(line - 1) == self.label(line)
+
+    def _own_below(self, line: int) -> Iterator[int]:
+        """Yield the next lines of the same process that are not empty."""
+        below = range(line + 1, min(len(self.lines), line + OTHERS))
+        return (number for number in below if self.lines[number].strip() and self.label(number) == self.label(line))
+
+    def around(self, line: int, above: int, below: int) -> list[int]:
+        """Return the line and those of the same process nearest to it, at most so many on each side, in order; without
+        empty lines and rules of dashes."""
+        own = [n for n in self._others(line) if any(map(str.isalnum, bare(self.lines[n][:LONGEST_MESSAGE])))]
+        before, after = [n for n in own if n < line], [n for n in own if n > line]
+        return [*before[-above:], line, *after[:below]]
+
+    def _others(self, line: int) -> Iterator[int]:
+        """Yield the lines of the same process among those near to a line, in order."""
+        near = range(max(0, line - OTHERS), min(len(self.lines), line + OTHERS))
+        return (number for number in near if number != line and self.label(number) == self.label(line))
 
     def last(self, pattern: Pattern, before: int | None = None) -> int:
         """Return the number of the last line that fits, of those `before` a line where one is given, -1 without one.

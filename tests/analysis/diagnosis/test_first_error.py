@@ -59,7 +59,7 @@ def test_a_healthy_log_has_no_first_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 630, 189)]
+    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 666, 201)]
 )
 def test_six_of_ten_logs_of_2026_are_named_right_and_none_wrongly(
     names: tuple[str, ...], failing: int, healthy: int
@@ -260,6 +260,9 @@ CHAINED = """1: Traceback (most recent call last):
         ("NET/ODD Unexpected number of rails. Expected 3 but got 2\nRuntimeError: odd\n", 1),
         ("Error to get device. No valid odd devices found\nexit code: 1\n", 1),
         ("nvcc warning : the value is out of range, ignored\nRuntimeError: odd\n", 2),
+        # A hint of what to do, and the end of a job whose own words stand below.
+        ("sinfo: error: If odd is up, restart it\nsinfo: error: odd: cannot be read\n", 2),
+        ("submitit.core.utils.UncompletedJobError: Job 7 (task: 0) with path odd\nsrun: fatal: odd\n", 2),
         # The worker's own traceback goes on below.
         (
             "Traceback (most recent call last):\nKeyError: Caught KeyError in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n  File \"a\", line 1, in f\nKeyError: 'odd'\n",
@@ -269,6 +272,47 @@ CHAINED = """1: Traceback (most recent call last):
 )
 def test_a_summary_a_warning_or_a_consequence_is_not_first(text: str, line: int) -> None:
     assert first(log=text).evidence.line == line
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        (
+            "hello\nThe odd parameter was set to a path\nthat could not be found:\n  odd_agent: odd\nbye\n",
+            2,
+            "The odd parameter was set to a path that could not be found: odd_agent: odd",
+        ),
+        (
+            "[    9.6] NVRM: The odd GPU 0000:1b:00.0 (PCI ID: 10de:2901)\n[    9.6] NVRM: installed in this system is not supported by odd\n",
+            1,
+            "[    9.6] NVRM: The odd GPU 0000:1b:00.0 (PCI ID: 10de:2901) [    9.6] NVRM: installed in this system is not supported by odd",
+        ),
+        # No sentence goes on: the line above ends, is of another process, or the word is a program's name.
+        ("The odd one came.\nis odd: failed to open it\n", 2, "is odd: failed to open it"),
+        ("1: The odd one\n2: that could not be found\n", 2, "that could not be found"),
+        ("hello\nfor: error: odd\n", 2, "for: error: odd"),
+    ],
+)
+def test_a_sentence_over_several_lines_is_told_as_one(text: str, line: int, told: str) -> None:
+    found = first(log=text + "exit code: 1\n").evidence
+    assert (found.line, found.text) == (line, told)
+
+
+def test_lines_of_its_process_stand_around_the_first_error() -> None:
+    own = [f"1: line {number}" for number in range(1, 9)]
+    own[3] = "1: RuntimeError: odd"
+    text = "".join(f"{line}\n1: \n2: other\n1: -----\n" for line in own)
+    found = first(log=text)
+    assert [each.text for each in found.around] == own[1:7]
+    assert [each.line for each in found.around] == [5, 9, 13, 17, 21, 25]
+    shown = brief(diagnose({"log": text}, BOOK))
+    assert shown[shown.index("around it:") + 1] == "  5: 1: line 2"
+    rows = as_json(diagnose({"log": text}, BOOK))["first_errors"][0]["around"]
+    assert rows[0] == {"line": 5, "text": "1: line 2"}
+
+
+def test_of_a_log_of_one_line_nothing_stands_around() -> None:
+    assert "around it:" not in brief(diagnose({"log": "RuntimeError: odd"}, BOOK))
 
 
 def test_a_wait_that_ended_comes_before_the_launch_that_failed_by_it() -> None:
