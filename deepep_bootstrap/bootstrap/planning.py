@@ -13,20 +13,24 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from deepep_bootstrap.bootstrap.orphans import Orphans, without_dead_jobs
 from deepep_bootstrap.bootstrap.reboot.policy import Policy
 from deepep_bootstrap.core.console import Screen
 from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.filetree import whole_file
 from deepep_bootstrap.core.guard import state_dir
 from deepep_bootstrap.core.nodeset import fold
 from deepep_bootstrap.core.outcome import Outcome
+from deepep_bootstrap.core.recipes import digest
 from deepep_bootstrap.fetch import locations
 from deepep_bootstrap.fetch.locations import Mirrors
 from deepep_bootstrap.inventory.facts import Facts
@@ -41,6 +45,7 @@ from deepep_bootstrap.lock.model import Lock, Stack
 from deepep_bootstrap.plan import host_recipes, steps
 from deepep_bootstrap.plan.decisions import PlanRequest
 from deepep_bootstrap.plan.host_recipes import Check, Preparation
+from deepep_bootstrap.plan.screen import PlanView, show_plan
 from deepep_bootstrap.plan.steps import Plan
 from deepep_bootstrap.prefix.access import refuse_unsafe
 from deepep_bootstrap.prefix.generations import PrefixHandle
@@ -51,15 +56,6 @@ from deepep_bootstrap.slurm.identity import slurm_hosts, with_nodes
 
 if TYPE_CHECKING:
     from deepep_bootstrap.remote.fleet import ConnectionPool
-from collections.abc import Iterable
-from contextlib import suppress
-
-import msgspec
-from msgspec import field
-
-from deepep_bootstrap.core.filetree import whole_file
-from deepep_bootstrap.core.recipes import digest
-from deepep_bootstrap.plan.screen import PlanView, show_plan
 
 ALL = "all"
 """What --skip calls all that it knows."""
