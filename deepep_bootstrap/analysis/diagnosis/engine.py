@@ -394,8 +394,11 @@ def _log_end(log: Log, ending: Ending) -> _LogEnd:
     start = max(_last(log, ending.well) + 1, _went_on(log, ending) + 1, asked_well(log.lines) + 1, whole)
     if start and (_failure(log, ending, start) or (start > whole and _died(log, ending, start))):
         start = 0
-    over = _got_over(log, ending.together)
-    return _LogEnd(log, start, _failure(log, ending, start), over, LogErrors(log, start, ending))
+    errors = LogErrors(log, start, ending)
+    failure = _failure(log, ending, start)
+    if failure is None and not start:
+        failure = errors.last
+    return _LogEnd(log, start, failure, _got_over(log, ending.together), errors)
 
 
 def _went_on(log: Log, ending: Ending) -> int:

@@ -228,6 +228,19 @@ class LogErrors:
         """The first line on which a program tells an error of its own, None where none does."""
         return next((each.hit.line for each in self.lines if each.grade == ERROR), None)
 
+    @property
+    def last(self) -> Hit | None:
+        """The error that the log ends in, in a form that runs print, too, that go on; None where more is told below
+        it."""
+        found = {each.hit.line: each.hit for each in self.lines}
+        for number in reversed(range(self.start, len(self.log.lines))):
+            text = self.log.lines[number]
+            if number in found and tells_error(text, self.ending):
+                return found[number]
+            if number not in found and bare(text, keep_indent=True)[:1].strip() and not _is_command(text):
+                return None
+        return None
+
     @functools.cached_property
     def lines(self) -> tuple[ErrorLine, ...]:
         """These lines, in order."""

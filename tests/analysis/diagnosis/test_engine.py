@@ -313,6 +313,24 @@ def test_what_slurm_says_of_a_job_is_how_it_ended(end: str, failed: bool) -> Non
     assert (diagnose({"log": text}, BOOK).first is not None) == failed
 
 
+@pytest.mark.parametrize(
+    ("end", "failed"),
+    [
+        ("/bin/sh: 1: oddcc: not found", True),
+        ("level=ERROR the odd library is not there", True),
+        ("level=ERROR the odd library is not there\n    at its place\n\n[userx@n1 ~]$ ls", True),
+        ("level=ERROR the odd library is not there\nlistening", False),
+        ("thread 'main' panicked at src/odd.rs:5:9:\nno odd server\nlistening", True),
+        ("Fatal error in PMPI_Init: Other MPI error, error stack:\nlistening", True),
+        ("python: can't open file '/odd.py': [Errno 2] No such file or directory", True),
+        ("level=ERROR the odd library is not there\nlevel=WARN odd", False),
+    ],
+)
+def test_a_log_that_ends_in_an_error_has_failed(end: str, failed: bool) -> None:
+    """The same line is none where more is told below it: a server prints it and goes on."""
+    assert (diagnose({"log": f"starting\n{end}\n"}, BOOK).first is not None) == failed
+
+
 def test_what_a_run_got_over_is_a_note() -> None:
     text = read(CASES / "failing" / "ibgda-driver-config.log").replace("Fatal Python error: Segmentation fault", "")
     well = "[tuning] Best combine: SMs 24, NVL chunk 2, RDMA chunk 12: 57.02 GB/s (RDMA), 186.10 GB/s (NVL)\n"
