@@ -12,7 +12,15 @@ import sys as _sys
 # Invoke forbids it while it reads this file, and then Python would compile all of this package for every command.
 _sys.dont_write_bytecode = bool(_sys.flags.dont_write_bytecode)
 
-from deepep_bootstrap.cli import app as _app  # noqa: E402
+try:
+    from deepep_bootstrap.cli import app as _app
+except ModuleNotFoundError as _error:
+    if _error.name is None or _error.name.startswith("deepep_bootstrap"):
+        raise
+    _sys.exit(
+        f"invoke: the Python package of `import {_error.name}` is not there — found none for {_sys.executable}, "
+        f"wanted the dependencies in pyproject.toml. Try: {_sys.executable} -m pip install ., in the checkout"
+    )
 
 namespace = _app.namespace()
 

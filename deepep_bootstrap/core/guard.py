@@ -124,6 +124,8 @@ def _guarded(verb: str, body: Callable[[], int], *, as_json: bool) -> int:
         return _tell_interrupt(verb, told=isinstance(interrupt, ToldInterrupt), as_json=as_json)
     except OSError as error:
         return _tell_os_error(verb, error, as_json=as_json)
+    except ModuleNotFoundError as error:
+        return _tell_missing_package(verb, error, as_json=as_json)
     except Exception:  # noqa: BLE001 - a bug must not end in a traceback on an admin's screen
         return _tell_bug(verb, as_json=as_json)
 
@@ -149,6 +151,18 @@ def _tell_os_error(verb: str, error: OSError, *, as_json: bool) -> int:
         _silence(sys.stdout)
     where = str(error.filename or "output")
     return _tell(verb, (Problem(where, f"cannot be used: {error.strerror}"),), TROUBLE, as_json=as_json)
+
+
+def _tell_missing_package(verb: str, error: ModuleNotFoundError, *, as_json: bool) -> int:
+    """Return the exit code where a package that the engine needs is not there: the checkout is newer than its
+    environment, which a verb may notice late, since most packages are imported where they are used."""
+    package = (error.name or "").partition(".")[0]
+    if package in {"", "deepep_bootstrap"}:
+        return _tell_bug(verb, as_json=as_json)
+    what = f"the Python package of `import {package}` is not there"
+    again = f"{shlex.quote(sys.executable)} -m pip install ., in the checkout, then the same command again"
+    missing = Problem(verb, what, f"none for {sys.executable}", "the dependencies in pyproject.toml", again)
+    return _tell(verb, (missing,), TROUBLE, as_json=as_json)
 
 
 def _followed_interrupt(error: BaseException) -> bool:

@@ -148,9 +148,10 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
     notes += own_nccl_notes(request, libraries)
     site = make_site(request, gpu_hosts)
     record = make_record(request, network, entries, compilers.compiles, python, site, libraries)
+    record = replace(record, gpus=gpus_of_a_node(gpu_hosts))
     if machine_of(here) != X86:
         hosts = tuple(dict.fromkeys((*gpu_hosts, *previous.absent)))
-        record = replace(record, machine=machine_of(here), hosts=hosts, gpus=gpus_of_a_node(gpu_hosts))
+        record = replace(record, machine=machine_of(here), hosts=hosts)
     return Decisions(
         build_host=build_host,
         prefix_host=prefix_host,
@@ -272,8 +273,9 @@ def check_one_machine(request: PlanRequest, gpu_hosts: Mapping[str, Facts]) -> N
 
 def gpus_of_a_node(gpu_hosts: Mapping[str, Facts]) -> int:
     """Return how many GPUs each host has, where that is not the eight that DeepEP's tests start by themselves; 0 where
-    it is, or hosts differ."""
-    counts = {len(seen.gpus) for seen in gpu_hosts.values()} - {0}
+    it is, or hosts differ. A host of whose GPUs one does not answer says nothing of it."""
+    whole = (seen for seen in gpu_hosts.values() if len(seen.gpus) >= seen.prepared.gpu_devices)
+    counts = {len(seen.gpus) for seen in whole} - {0}
     return counts.pop() if len(counts) == 1 and counts != {GPUS_PER_NODE} else 0
 
 

@@ -62,6 +62,17 @@ def test_a_wrong_verb_behind_a_right_one_is_told_the_nearest_of_all() -> None:
     assert "invoke doctor" in done.stderr
 
 
+def test_a_clone_without_its_packages_says_so(tmp_path: Path) -> None:
+    """Somebody has Invoke, and has not installed what the clone needs."""
+    for name in ("tasks.py", "deepep_bootstrap"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "msgspec.py").write_text("raise ModuleNotFoundError('No module named msgspec', name='msgspec')\n")
+    done = subprocess.run([INVOKE, "plan", "mine.txt"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("invoke: the Python package of `import msgspec` is not there")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_clone_is_compiled_once(tmp_path: Path) -> None:
     """Invoke keeps Python from writing what it compiled while it loads tasks.py."""
     shutil.copytree(ROOT / "deepep_bootstrap", tmp_path / "deepep_bootstrap", ignore=shutil.ignore_patterns("*.pyc"))

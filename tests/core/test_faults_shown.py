@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -96,3 +98,21 @@ def test_a_terminal_that_closed_ends_it_as_its_hangup_does() -> None:
         assert guarded("bootstrap", body) == INTERRUPTED
     finally:
         os.close(terminal)
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(("module", "code"), [("odd_package.model", 1), ("deepep_bootstrap.odd", 3)])
+def test_a_package_that_is_not_there_is_told(
+    module: str, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A checkout that is newer than its environment; a module of the engine itself would be a bug."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def body() -> int:
+        importlib.import_module(module)
+        return 0
+
+    assert guarded("bootstrap", body) == code
+    err = capsys.readouterr().err
+    assert ("the Python package of `import odd_package` is not there" in err) == (code == 1)
+    assert ("pip install" in err) == (code == 1)

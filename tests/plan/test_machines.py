@@ -125,3 +125,23 @@ def test_a_stack_without_wheels_for_the_machine_is_refused_by_name() -> None:
         == ""
     )
     assert json.loads(manifest_of(decided(X86, "x1").offer, ("x1",)))["offer"]["stacks"]["v2"]["machine"] == ""
+
+
+@pytest.mark.parametrize(
+    ("answering", "devices", "wanted"),
+    [((4, 4), 4, 4), ((2, 2), 2, 2), ((8, 8), 8, 0), ((4, 8), 4, 0), ((7, 7), 8, 0), ((4, 3), 4, 4)],
+)
+def test_a_test_starts_as_many_processes_as_hosts_have_gpus(
+    answering: tuple[int, int], devices: int, wanted: int
+) -> None:
+    """Upstream's tests start eight; hosts that differ, and one of whose GPUs one is silent, decide nothing."""
+    names = ("x1", "x2")
+    seen = {
+        name: changed(X86, {"gpus": X86.gpus[:count], "prepared.gpu_devices": devices, "slurm.node": name})
+        for name, count in zip(names, answering, strict=True)
+    }
+    made = make_decisions(request(f"defaults prefix={PREFIX} profile=single-node\nx1\nx2\n", stack="v1-cu13"), seen)
+    assert made.record.gpus == wanted
+    files = modulefiles.render_offer(made.offer, request().templates)
+    sbatch = files["sbatch/v1-cu13/intranode-test.sbatch"].content.decode()
+    assert (f'"$script" --num-processes {wanted} "$@"' in sbatch) == (wanted > 0)
