@@ -56,8 +56,8 @@ an illegal access): alone, below `SURE`; beside a context that adds `DECIDES` or
 Choices: logs whose own cause was taken out of the rules (tests/analysis/diagnosis/test_engine.py) are then given
 to no other with 0.8 and more, but for what those tests name."""
 
-RELAYED = re.compile(r"(?:slurmstepd: error: )?pyxis: {2,}")
-"""What stands before a line that one program prints out of another one's log."""
+RELAYED = re.compile(r"(?:slurmstepd: error: )?pyxis: {2,}|^\s*what\(\):\s+")
+"""What stands before a line that one program prints out of another one's log, and before an exception's text in C++."""
 
 WORD = re.compile(r"[^\W\d_]{3}")
 """What is left of a match beside a symptom in it is words of its own where there are three letters."""

@@ -386,6 +386,12 @@ def test_a_first_error_with_an_object_goes_before_what_only_followed() -> None:
     assert found[0].title == "a process may not use a path: /raid/layers/d9270b9c"
 
 
+def test_an_exception_of_a_cpp_program_is_told_without_what_stands_before_it() -> None:
+    log = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  cudaMalloc failed: out of memory\n"
+    (found,) = diagnose({"log": log}, BOOK).findings
+    assert found.title == "a program asked for more GPU memory than is left: cudaMalloc failed: out of memory"
+
+
 def test_slowness_counts_in_a_run_that_ended_well() -> None:
     slow = read(CASES / "failing" / "nic-mapping-single-nic.log")
     assert told(slow) == ["nic-mapping-single-nic"]
