@@ -148,7 +148,8 @@ def make_decisions(request: PlanRequest, facts: Mapping[str, Facts]) -> Decision
     notes += own_nccl_notes(request, libraries)
     site = make_site(request, gpu_hosts)
     record = make_record(request, network, entries, compilers.compiles, python, site, libraries)
-    record = replace(record, gpus=gpus_of_a_node(gpu_hosts))
+    gpus = previous.record.gpus if previous.record and previous.decides else gpus_of_a_node(gpu_hosts)
+    record = replace(record, gpus=gpus)
     if machine_of(here) != X86:
         hosts = tuple(dict.fromkeys((*gpu_hosts, *previous.absent)))
         record = replace(record, machine=machine_of(here), hosts=hosts)

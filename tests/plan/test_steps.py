@@ -83,9 +83,11 @@ def test_without_the_hook_users_are_told_what_to_type() -> None:
 def test_a_run_that_sees_a_part_of_the_hosts_changes_nothing_for_the_others() -> None:
     newer = tuple(replace(gpu, capability="10.0") for gpu in READY.gpus)
     older = (Python("/usr/bin/python3.10", "3.10.12", header=True),)
-    facts = built(cluster(n001={"pythons": (*READY.pythons, *older)}, n002={"gpus": newer, "pythons": older}))
+    four = {"gpus": READY.gpus[:4], "pythons": (*READY.pythons, *older)}
+    facts = built(cluster(n001=four, n002={"gpus": newer, "pythons": older}))
     whole = decisions.make_decisions(request(), facts)
     assert (whole.record.archs, whole.record.python_version, whole.absent) == (("9.0", "10.0"), "3.10", ())
+    assert whole.record.gpus == 0, "hosts differ"
     part = {name: seen for name, seen in facts.items() if name != "n002"}
     for wanted in (request(), request(f"defaults prefix={PREFIX}\nn001\nlogin1 role=login\n", left_out=("n002",))):
         made = steps.make_plan(wanted, part)
@@ -95,6 +97,7 @@ def test_a_run_that_sees_a_part_of_the_hosts_changes_nothing_for_the_others() ->
     # A host that is no longer in the file has no say any more; a profile that somebody names has one.
     gone = steps.make_plan(request(f"defaults prefix={PREFIX}\nn001\nlogin1 role=login\n"), part)
     assert (gone.choice.record.archs, gone.choice.record.python_version, gone.choice.absent) == (("9.0",), "3.12", ())
+    assert gone.choice.record.gpus == 4
     named = steps.make_plan(request(f"defaults prefix={PREFIX} profile=roce\nn[001-002]\nlogin1 role=login\n"), part)
     assert (named.choice.record.profile, whole.record.profile) == ("roce", "single-node")
     # A new one adds what is particular to it.
