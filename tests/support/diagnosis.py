@@ -32,6 +32,7 @@ OUTSIDER = (
     "outsider-2026-fourteenth",
     "outsider-2026-fifteenth",
     "outsider-2026-sixteenth",
+    "outsider-2026-seventeenth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""

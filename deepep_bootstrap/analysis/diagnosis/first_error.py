@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.log import Evidence, Hit, Log, bare
-from deepep_bootstrap.analysis.diagnosis.pasted import COMMAND, is_row
+from deepep_bootstrap.analysis.diagnosis.pasted import COMMAND, SOURCE, is_answer, is_row
 from deepep_bootstrap.analysis.diagnosis.rules import CauseSet, Ending, Pattern
 
 BUNDLE = "invoke report --bundle"
@@ -251,11 +251,11 @@ class LogErrors:
             text = log.lines[line][:2000]
             if _says(ending.noise, text) or _says(ending.fine, text):
                 continue
-            if _is_frame(text) or _is_command(text) or _is_warned(log, line) or _is_code(log, line):
+            if _is_frame(text) or _is_command(text) or _is_source(text) or _is_warned(log, line) or _is_code(log, line):
                 continue
             raised = log.lines[_exception(log, line)][:2000]
             grade = max(_grade(text, ending), _grade(raised, ending))
-            if grade <= WARNED and _says(ending.mild, text):
+            if grade <= WARNED and (_says(ending.mild, text) or is_answer(log.lines, line)):
                 grade = WARNED
             elif _is_cut(log, line):
                 grade = max(grade, SLOW)
@@ -276,15 +276,7 @@ def first_error(
     grade = min((each.grade for each in found), default=WENT_ON)
     if grade == WENT_ON and not roots:
         return None
-    lower = grade in {WAITED, SLOW}
-    known = [
-        ErrorLine(ERROR, stamp, hit, time, place)
-        for place, root in roots
-        if not _is_command(logs[place].lines[root.line]) and not is_row(logs[place].lines, root.line)
-        if not (lower and follows(logs[place].lines[root.line], rules.ending))
-        for hit in [_raised(logs[place], root)]
-        for time, stamp in [_time(logs[place], hit.line)]
-    ]
+    known = [*_roots_as_errors(logs, roots, rules.ending, lower=grade in {WAITED, SLOW})]
     candidates = [*known, *(each for each in found if each.grade == (ERROR if known else grade))]
     if not candidates:
         return None
@@ -307,6 +299,21 @@ def first_error(
         tuple(itertools.islice(_ends(errors, rules), MOST_ENDS)),
         tuple(dict.fromkeys(_asks(text, near, rules)))[:MOST_ASKS],
     )
+
+
+def _roots_as_errors(
+    logs: Sequence[Log], roots: Sequence[tuple[int, Hit]], ending: Ending, *, lower: bool
+) -> Iterator[ErrorLine]:
+    """Yield the lines of a sure cause as errors: not commands that somebody typed, rows of tables and programs that are
+    shown; with `lower` none that follows from another failure."""
+    for place, root in roots:
+        log, text = logs[place], logs[place].lines[root.line]
+        if _is_command(text) or is_row(log.lines, root.line) or (lower and follows(text, ending)):
+            continue
+        hit = _raised(log, root)
+        if not _is_source(log.lines[hit.line]):
+            time, stamp = _time(log, hit.line)
+            yield ErrorLine(ERROR, stamp, hit, time, place)
 
 
 def _around(log: Log, line: int) -> tuple[Evidence, ...]:
@@ -380,6 +387,11 @@ def raised_in(log: Log, line: int) -> str:
 def _is_command(line: str) -> bool:
     """Return whether a line is a command that a shell is about to run, or that somebody typed."""
     return COMMAND.match(line) is not None or COMMAND.match(bare(line)) is not None
+
+
+def _is_source(line: str) -> bool:
+    """Return whether a line is one of a program that is shown, not run."""
+    return SOURCE.match(bare(line, keep_indent=True)) is not None
 
 
 def _sums_up(log: Log, line: int, hits: Collection[int]) -> bool:

@@ -8,6 +8,15 @@ from collections.abc import Sequence
 COMMAND = re.compile(r"(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^#$\n]{0,80}[#$]|\$) \S|\++ \S")
 """A command that somebody typed at a prompt, or that `set -x` prints before it runs."""
 
+TYPED = re.compile(
+    r"(?:\(\S{1,40}\) )?\[?[\w.-]+@[\w.-]+[: ][^#$\n]{0,80}[#$] "
+    r"(?P<name>ls|stat|cat|find|grep|which|readlink|du|head|tail)\b"
+)
+"""A command by which somebody looks whether something is there."""
+
+SOURCE = re.compile(r"\s+raise [\w.]+(?:\(|$)")
+"""A line of a program in Python that raises an exception: an error where it runs, and none where it is shown."""
+
 COLUMNS = re.compile(r"\s*(?:[A-Z][A-Z0-9_()/%:.-]+(?: [A-Z0-9_()/%:.-]+)?(?: +|$)){3,}")
 """The head of a table, as squeue, sinfo and kubectl print it: words in capitals alone."""
 
@@ -35,6 +44,15 @@ def is_row(lines: Sequence[str], number: int) -> bool:
         if ROW.match(lines[above]) is None:
             return False
     return False
+
+
+def is_answer(lines: Sequence[str], number: int) -> bool:
+    """Return whether a line is what a command says by which somebody looked for a file that is not there: they look
+    when something failed already, or before they try."""
+    name = lines[number].partition(":")[0]
+    above = next((n for n in range(number - 1, max(-1, number - ROWS), -1) if not lines[n].startswith(f"{name}: ")), -1)
+    typed = TYPED.match(lines[above]) if above >= 0 else None
+    return typed is not None and typed["name"] == name
 
 
 def asked_well(lines: Sequence[str]) -> int:

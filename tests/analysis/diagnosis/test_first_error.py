@@ -59,7 +59,7 @@ def test_a_healthy_log_has_no_first_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 666, 201)]
+    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 702, 213)]
 )
 def test_six_of_ten_logs_of_2026_are_named_right_and_none_wrongly(
     names: tuple[str, ...], failing: int, healthy: int
@@ -738,3 +738,26 @@ def test_what_lasts_is_the_first_error_of_a_run_that_ended_well() -> None:
         diagnose({"log": "bash: /opt/a.sh: No such file or directory\nApplication startup complete\n"}, BOOK).first
         is None
     )
+
+
+def test_a_program_that_is_shown_tells_no_error() -> None:
+    shown = (
+        "userx@n1:~$ cat odd.py\n"
+        "if odd():\n"
+        '    raise RuntimeError("the odd engine failed to start")\n'
+        "userx@n1:~$ python odd.py\n"
+    )
+    ran = "E0102 03:04:05.000000  7 odd.cpp:9] no odd server\nTraceback (most recent call last):\n"
+    raised = '  File "odd.py", line 2, in <module>\n    raise RuntimeError("the odd engine failed to start")\n'
+    first = diagnose({"log": f"{shown}{ran}{raised}RuntimeError: the odd engine failed to start\n"}, BOOK).failure
+    assert first
+    assert first.line == 5
+
+
+@pytest.mark.parametrize(("typed", "line"), [("ls /dev/infiniband", 3), ("./start.sh", 2)])
+def test_a_file_that_somebody_looked_for_is_no_error_of_the_run(typed: str, line: int) -> None:
+    """What a script says of it is."""
+    log = f"root@n1:/srv# {typed}\nls: cannot access '/dev/infiniband': No such file or directory\nodd: error: no device\n"
+    first = diagnose({"log": log}, BOOK).failure
+    assert first
+    assert first.line == line
