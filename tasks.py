@@ -17,6 +17,7 @@ try:
 except ModuleNotFoundError as _error:
     if _error.name is None or _error.name.startswith("deepep_bootstrap"):
         raise
+    # As core/guard.py says it once the engine is there: its own message cannot be made here, it needs msgspec itself.
     _sys.exit(
         f"invoke: the Python package of `import {_error.name}` is not there — found none for {_sys.executable}, "
         f"wanted the dependencies in pyproject.toml. Try: {_sys.executable} -m pip install ., in the checkout"

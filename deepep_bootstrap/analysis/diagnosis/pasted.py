@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-COMMAND = re.compile(r"(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^#$\n]{0,80}[#$]|\$) \S|\++ \S")
+ENVIRONMENT = r"(?:\(\S{1,40}\) )?"
+"""The name of a virtual environment before a prompt."""
+
+PROMPT = r"\[?[\w.-]+@[\w.-]+[: ][^#$\n]{0,80}[#$]"
+
+COMMAND = re.compile(rf"{ENVIRONMENT}(?:{PROMPT}|\$) \S|\++ \S")
 """A command that somebody typed at a prompt, or that `set -x` prints before it runs."""
 
-TYPED = re.compile(
-    r"(?:\(\S{1,40}\) )?\[?[\w.-]+@[\w.-]+[: ][^#$\n]{0,80}[#$] "
-    r"(?P<name>ls|stat|cat|find|grep|which|readlink|du|head|tail)\b"
-)
-"""A command by which somebody looks whether something is there."""
+LOOKS = frozenset(("ls", "stat", "cat", "find", "grep", "which", "readlink", "du", "head", "tail"))
+"""Commands by which somebody looks whether something is there."""
+
+TYPED = re.compile(rf"{ENVIRONMENT}{PROMPT} (?P<name>[a-z]+)\b")
 
 SOURCE = re.compile(r"\s+raise [\w.]+(?:\(|$)")
 """A line of a program in Python that raises an exception: an error where it runs, and none where it is shown."""
@@ -50,6 +54,8 @@ def is_answer(lines: Sequence[str], number: int) -> bool:
     """Return whether a line is what a command says by which somebody looked for a file that is not there: they look
     when something failed already, or before they try."""
     name = lines[number].partition(":")[0]
+    if name not in LOOKS:
+        return False
     above = next((n for n in range(number - 1, max(-1, number - ROWS), -1) if not lines[n].startswith(f"{name}: ")), -1)
     typed = TYPED.match(lines[above]) if above >= 0 else None
     return typed is not None and typed["name"] == name
