@@ -88,6 +88,15 @@ CHAINED = """1: Traceback (most recent call last):
     ("text", "line"),
     [
         (CHAINED, 2),
+        # A sidecar that waits for its engine, above what the engine fails by.
+        (
+            "[routing-proxy] 2026-11-20T10:00:00Z waiting for vLLM to be ready: dial tcp 127.0.0.1:8200: connect: connection refused\nRuntimeError: odd\n",
+            2,
+        ),
+        (
+            'proxy E1126 10:00:00.000000 1 proxy.go:100] waiting for the engine to become available: Get "http://127.0.0.1:8200/health": connection refused\nRuntimeError: odd\n',
+            2,
+        ),
         ("nvlink warning : SM Arch ('sm_52') not found in 'liba.a:b.o'\nRuntimeError: odd\n", 2),
         (
             "[2026-04-02T08:15:20.110] error: Couldn't find the specified plugin name for mpi/x looking at all files\n[2026-04-02T08:15:20.311] error: odd could not be done\n",
