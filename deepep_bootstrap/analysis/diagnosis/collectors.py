@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)"
+BUILD = re.compile(r"(?P<who>)#\d+ \d+\.\d+ ?")
+"""A step of a build of docker: nothing else begins so, and lines of its own steps have no time."""
+
 FORMS = (
     re.compile(rf"(?P<who>){STAMP} "),
     re.compile(rf"(?:[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|{STAMP}) (?P<who>[\w.-]+ [\w./@-]+\[\d+\]): ?"),
     re.compile(r"(?P<who>\[pod/[\w.-]+/[\w.-]+\]) ?"),
-    re.compile(r"(?P<who>)#\d+ \d+\.\d+ ?"),
+    BUILD,
     re.compile(rf"(?P<who>[^\t\n]{{1,80}}\t[^\t\n]{{1,80}}\t){STAMP} ?"),
     re.compile(r"(?P<who>\[\d+,\d+\]<std(?:out|err)>:)"),
     re.compile(r"(?P<who>\d{1,5}: )"),
@@ -52,6 +55,8 @@ def _form(lines: Sequence[str]) -> re.Pattern[str] | None:
     seen = [line for line in lines[: 2 * SAMPLE] if line.strip()][:SAMPLE]
     if len(seen) < LEAST:
         return None
+    if sum(BUILD.match(line) is not None for line in seen) >= LEAST:
+        return BUILD
     for form in FORMS:
         writers = Counter(match["who"] for line in seen if (match := form.match(line)))
         if writers and writers.most_common(1)[0][1] >= SHARE * len(seen):

@@ -67,8 +67,8 @@ CALLS = re.compile(r'/(?:lib/python[\d.]+/[\w.]+"|(?:torch|triton|asyncio|concur
 LEVELLED = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:|\b(?:ERROR|CRITICAL)\b.{0,40}\]  ")
 
 ASSERTS = re.compile(r"assert[\s(]")
-WORDLESS = re.compile(r"[\w.]+(?:Error|Exception):\s*$")
-"""An exception whose words begin on the next line."""
+WORDLESS = re.compile(r"[\w.]+(?:Error|Exception):\s*$|[\w.]+(?:Error|Exception|Failed): .{0,80}\braised:\s*$")
+"""An exception whose words, or whose own reason, begin on the next line."""
 
 INVALID = re.compile(r"\d+ validation errors? for \w")
 """pydantic's heading: the line below says what is wrong."""
@@ -249,7 +249,8 @@ class LogErrors:
         hits = _hits(log, self.start, ending)
         for line, hit in sorted(hits.items()):
             text = log.lines[line][:2000]
-            if _says(ending.noise, text) or _says(ending.fine, text):
+            # A level and a place in the code alone are the heading of what stands below.
+            if not bare(text) or _says(ending.noise, text) or _says(ending.fine, text):
                 continue
             if _is_frame(text) or _is_command(text) or _is_source(text) or _is_warned(log, line) or _is_code(log, line):
                 continue
