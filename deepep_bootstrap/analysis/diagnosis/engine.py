@@ -20,7 +20,7 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     tells_error,
 )
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
-from deepep_bootstrap.analysis.diagnosis.pasted import asked_well
+from deepep_bootstrap.analysis.diagnosis.pasted import asked_well, is_command
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
 from deepep_bootstrap.core.redact import scrub
 
@@ -522,7 +522,10 @@ class _Look(Struct, frozen=True):
                 yield place, hit
 
     def _counts(self, sign: Sign, part: _LogEnd, hit: Hit, *, lasting: bool) -> bool:
-        """Return whether the line that fits a sign is one: no noise, no warning, nothing that the run got over."""
+        """Return whether the line that fits a sign is one: no noise, no warning, nothing that the run got over, and
+        where nothing failed no command that somebody typed."""
+        if not self.failed and is_command(part.log.lines[hit.line]):
+            return False
         if not sign.noisy and any(pattern.regex.search(hit.text) for pattern in self.ending.noise):
             return False
         if not (sign.warned and self.failed) and _is(self.ending.mild, part.log, hit):

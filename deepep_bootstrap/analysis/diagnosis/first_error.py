@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.log import Evidence, Hit, Log, bare
-from deepep_bootstrap.analysis.diagnosis.pasted import COMMAND, SOURCE, is_answer, is_row
+from deepep_bootstrap.analysis.diagnosis.pasted import SOURCE, is_answer, is_command, is_row
 from deepep_bootstrap.analysis.diagnosis.rules import CauseSet, Ending, Pattern
 
 BUNDLE = "invoke report --bundle"
@@ -237,7 +237,7 @@ class LogErrors:
             text = self.log.lines[number]
             if number in found and tells_error(text, self.ending):
                 return found[number]
-            if number not in found and bare(text, keep_indent=True)[:1].strip() and not _is_command(text):
+            if number not in found and bare(text, keep_indent=True)[:1].strip() and not is_command(text):
                 return None
         return None
 
@@ -252,7 +252,7 @@ class LogErrors:
             # A level and a place in the code alone are the heading of what stands below.
             if not bare(text) or _says(ending.noise, text) or _says(ending.fine, text):
                 continue
-            if _is_frame(text) or _is_command(text) or _is_source(text) or _is_warned(log, line) or _is_code(log, line):
+            if _is_frame(text) or is_command(text) or _is_source(text) or _is_warned(log, line) or _is_code(log, line):
                 continue
             raised = log.lines[_exception(log, line)][:2000]
             grade = max(_grade(text, ending), _grade(raised, ending))
@@ -309,7 +309,7 @@ def _roots_as_errors(
     shown; with `lower` none that follows from another failure."""
     for place, root in roots:
         log, text = logs[place], logs[place].lines[root.line]
-        if _is_command(text) or is_row(log.lines, root.line) or (lower and follows(text, ending)):
+        if is_command(text) or is_row(log.lines, root.line) or (lower and follows(text, ending)):
             continue
         hit = _raised(log, root)
         if not _is_source(log.lines[hit.line]):
@@ -383,11 +383,6 @@ def raised_in(log: Log, line: int) -> str:
         if CODE_BELOW.search(log.lines[number]) and not CALLS.search(log.lines[number]):
             return bare(log.lines[number])
     return ""
-
-
-def _is_command(line: str) -> bool:
-    """Return whether a line is a command that a shell is about to run, or that somebody typed."""
-    return COMMAND.match(line) is not None or COMMAND.match(bare(line)) is not None
 
 
 def _is_source(line: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from deepep_bootstrap.analysis.diagnosis.log import bare
+
 ENVIRONMENT = r"(?:\(\S{1,40}\) )?"
 """The name of a virtual environment before a prompt."""
 
@@ -38,6 +40,11 @@ ROWS = 200
 
 ASKED = re.compile(r"echo \$\?\s*$")
 """Somebody asks for the exit code of the command before."""
+
+
+def is_command(line: str) -> bool:
+    """Return whether a line is a command that a shell is about to run, or that somebody typed."""
+    return COMMAND.match(line) is not None or COMMAND.match(bare(line)) is not None
 
 
 def is_row(lines: Sequence[str], number: int) -> bool:
