@@ -33,6 +33,8 @@ OUTSIDER = (
     "outsider-2026-fifteenth",
     "outsider-2026-sixteenth",
     "outsider-2026-seventeenth",
+    "outsider-2026-eighteenth",
+    "outsider-2026-nineteenth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
