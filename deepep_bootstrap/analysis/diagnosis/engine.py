@@ -423,7 +423,7 @@ def _last(log: Log, patterns: Sequence[Pattern], before: int | None = None) -> i
 
 
 def _failure(log: Log, ending: Ending, start: int) -> Hit | None:
-    return _earliest(log, ending.badly, start, but=ending.mild)
+    return _earliest(log, ending.badly, start, but=(*ending.mild, *ending.fine))
 
 
 def _earliest(log: Log, patterns: Sequence[Pattern], start: int = 0, *, but: Sequence[Pattern] = ()) -> Hit | None:
