@@ -66,6 +66,9 @@ CALLS = re.compile(r'/(?:lib/python[\d.]+/[\w.]+"|(?:torch|triton|asyncio|concur
 
 LEVELLED = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:|\b(?:ERROR|CRITICAL)\b.{0,40}\]  ")
 
+LOGGED = re.compile(r"[ \[](?:ERROR|CRITICAL)[\] :]")
+"""What a logger puts before a message of an error."""
+
 ASSERTS = re.compile(r"assert[\s(]")
 WORDLESS = re.compile(r"[\w.]+(?:Error|Exception):\s*$|[\w.]+(?:Error|Exception|Failed): .{0,80}\braised:\s*$")
 """An exception whose words, or whose own reason, begin on the next line."""
@@ -391,9 +394,18 @@ def _is_source(line: str) -> bool:
 
 
 def _sums_up(log: Log, line: int, hits: Collection[int]) -> bool:
-    """Return whether a line only sums up what others tell: the heading of an error on the next line, a row of a
-    table."""
-    return _is_heading(log, line, hits) or is_row(log.lines, line)
+    """Return whether a line only sums up what others tell: the heading of an error on the next line, what was logged
+    with a traceback, a row of a table."""
+    return _is_heading(log, line, hits) or _is_logged_above(log, line) or is_row(log.lines, line)
+
+
+def _is_logged_above(log: Log, line: int) -> bool:
+    """Return whether a line is what a program logged with a traceback, which stands right below and tells the
+    error."""
+    if HEAD in log.lines[line] or LOGGED.search(log.lines[line][:LONGEST_AROUND]) is None:
+        return False
+    below = next(log.own_below(line), None)
+    return below is not None and HEAD in log.lines[below] and _exception(log, below) != below
 
 
 def _is_heading(log: Log, line: int, hits: Collection[int]) -> bool:

@@ -171,7 +171,7 @@ class Log:
         """Return what a line says without labels, with the next lines of its process where its sentence goes on there,
         or it ends in a colon."""
         text = bare(self.lines[line][:LONGEST_MESSAGE])
-        for number in itertools.islice(self._own_below(line), CONTINUED):
+        for number in itertools.islice(self.own_below(line), CONTINUED):
             if not text.endswith(":") and not self._goes_on(number):
                 break
             text = f"{text} {bare(self.lines[number][:LONGEST_MESSAGE])}"
@@ -191,7 +191,7 @@ class Log:
         above = self.lines[line - 1].rstrip()
         return bool(above) and not above.endswith(SENTENCE_ENDS) and self.label(line - 1) == self.label(line)
 
-    def _own_below(self, line: int) -> Iterator[int]:
+    def own_below(self, line: int) -> Iterator[int]:
         """Yield the next lines of the same process that are not empty."""
         below = range(line + 1, min(len(self.lines), line + OTHERS))
         return (number for number in below if self.lines[number].strip() and self.label(number) == self.label(line))

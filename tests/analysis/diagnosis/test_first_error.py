@@ -88,6 +88,11 @@ CHAINED = """1: Traceback (most recent call last):
     ("text", "line"),
     [
         (CHAINED, 2),
+        # What was logged with a traceback, which tells more.
+        (
+            "2026-10-27 22:25:32 [ERROR] upload failed\nTraceback (most recent call last):\n  File \"/a.py\", line 3, in a\nKeyError: 'odd'\n",
+            4,
+        ),
         # A sidecar that waits for its engine, above what the engine fails by.
         (
             "[routing-proxy] 2026-11-20T10:00:00Z waiting for vLLM to be ready: dial tcp 127.0.0.1:8200: connect: connection refused\nRuntimeError: odd\n",
