@@ -20,7 +20,7 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     tells_error,
 )
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
-from deepep_bootstrap.analysis.diagnosis.pasted import asked_well, is_command
+from deepep_bootstrap.analysis.diagnosis.pasted import asked_code, is_command
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
 from deepep_bootstrap.core.redact import scrub
 
@@ -390,15 +390,24 @@ def line_json(line: Evidence | None) -> dict[str, Any] | None:
 def _log_end(log: Log, ending: Ending) -> _LogEnd:
     """Return the log with the part of it that counts: what stands before a good end is over, unless something died
     before it and was not tried again."""
-    whole = _last(log, ending.whole) + 1
-    start = max(_last(log, ending.well) + 1, _went_on(log, ending) + 1, asked_well(log.lines) + 1, whole)
-    if start and (_failure(log, ending, start) or (start > whole and _died(log, ending, start))):
-        start = 0
+    asked, code = asked_code(log.lines)
+    start = _after_good_end(log, ending, asked + 1 if code == 0 else 0, asked if code else -1)
     errors = LogErrors(log, start, ending)
     failure = _failure(log, ending, start)
     if failure is None and not start:
         failure = errors.last
+    if failure is None and code:
+        failure = Hit(asked, log.lines[asked].strip(), "")
     return _LogEnd(log, start, failure, _got_over(log, ending.together), errors)
+
+
+def _after_good_end(log: Log, ending: Ending, asked: int, refused: int) -> int:
+    """Return the line after the last good end, 0 where none holds. `asked`: the line after an exit code of 0 that
+    somebody asked for; `refused`: the line of another code."""
+    whole = _last(log, ending.whole) + 1
+    start = max(_last(log, ending.well) + 1, _went_on(log, ending) + 1, asked, whole)
+    failed = refused >= start or _failure(log, ending, start) or (start > whole and _died(log, ending, start))
+    return 0 if failed else start
 
 
 def _went_on(log: Log, ending: Ending) -> int:

@@ -38,6 +38,7 @@ TELLING = "MESSAGE"
 ROWS = 200
 """Lines that a table may have."""
 
+EXIT_CODE = re.compile(r"\s*\d{1,3}\s*")
 ASKED = re.compile(r"echo \$\?\s*$")
 """Somebody asks for the exit code of the command before."""
 
@@ -68,7 +69,8 @@ def is_answer(lines: Sequence[str], number: int) -> bool:
     return typed is not None and typed["name"] == name
 
 
-def asked_well(lines: Sequence[str]) -> int:
-    """Return the last line on which an exit code that somebody asked for is 0; -1 for none."""
+def asked_code(lines: Sequence[str]) -> tuple[int, int]:
+    """Return the last line that answers somebody who asked for an exit code, and that code; (-1, 0) for none."""
     pairs = range(len(lines) - 1, 0, -1)
-    return next((n for n in pairs if lines[n].strip() == "0" and ASKED.search(lines[n - 1])), -1)
+    line = next((n for n in pairs if EXIT_CODE.fullmatch(lines[n]) and ASKED.search(lines[n - 1])), -1)
+    return line, int(lines[line]) if line >= 0 else 0
