@@ -70,7 +70,7 @@ LOGGED = re.compile(r"[ \[](?:ERROR|CRITICAL)[\] :]")
 """What a logger puts before a message of an error."""
 
 ASSERTS = re.compile(r"assert[\s(]")
-WORDLESS = re.compile(r"[\w.]+(?:Error|Exception):\s*$|[\w.]+(?:Error|Exception|Failed): .{0,80}\braised:\s*$")
+WORDLESS = re.compile(r"[\w.]+(?:Error|Exception):\s*$|[\w.]+(?:Error|Exception|Failed): .{0,300}\braised:\s*$")
 """An exception whose words, or whose own reason, begin on the next line."""
 
 INVALID = re.compile(r"\d+ validation errors? for \w")

@@ -22,7 +22,7 @@ ESCAPES = re.compile(
 
 LABEL = re.compile(
     r"\s*(?:\[\d+,\d+\]<std(?:out|err)>:|(?:\[?(?:rank|RANK|Rank)[ _]?\d+\]?:?"
-    r"|\[(?:node|host|pod|task|worker) ?\d{1,5}\]|\d{1,5}:|\((?:[\w.]+ )?(?:pid"
+    r"|\[(?:node|host|pod|task|worker) ?\d{1,5}\]|\d{1,5}:|\((?:[\w.=-]+,? ){0,3}(?:pid"
     r"|ip)=[^)\n]{1,40}\)|\[pod/[\w./-]{1,120}\]|[\w.-]{1,60} [\w./@-]{1,60}\[\d+\]:"
     r"|[A-Za-z][\w.-]{0,40}\d:|[\w.-]{1,60} *\|)(?=\s|$))"
 )
@@ -36,7 +36,7 @@ TIME = re.compile(
 )
 LEVEL = re.compile(
     r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG)\b:?(?: \d\d-\d\d \d\d:\d\d:\d\d)?"
-    r"(?: \[(?:[A-Z]{2}\d+ )*[\w./-]{1,80}:\d+\])? ?"
+    r"(?:(?: \d{2,8})? \[ ?(?:[A-Z]{2}\d+ )*[\w./-]{1,80}:\d+\])? ?"
 )
 """What vLLM and others put before a message, and before each line of a traceback."""
 
