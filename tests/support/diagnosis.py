@@ -35,6 +35,8 @@ OUTSIDER = (
     "outsider-2026-seventeenth",
     "outsider-2026-eighteenth",
     "outsider-2026-nineteenth",
+    "outsider-2026-twentieth",
+    "outsider-2026-twenty-first",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
