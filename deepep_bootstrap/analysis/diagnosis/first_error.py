@@ -69,6 +69,9 @@ LEVELLED = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:|\b(?:ERROR|CRITICAL
 LOGGED = re.compile(r"[ \[](?:ERROR|CRITICAL)[\] :]")
 """What a logger puts before a message of an error."""
 
+CAUSED_BY = "Caused by:"
+"""How programs in Rust begin the reason of the line above."""
+
 ASSERTS = re.compile(r"assert[\s(]")
 WORDLESS = re.compile(r"[\w.]+(?:Error|Exception):\s*$|[\w.]+(?:Error|Exception|Failed): .{0,300}\braised:\s*$")
 """An exception whose words, or whose own reason, begin on the next line."""
@@ -286,7 +289,7 @@ def first_error(
         return None
     first = _earliest(candidates)
     log = logs[first.place]
-    last = _exception(log, first.hit.line)
+    last = _innermost(log, _exception(log, first.hit.line))
     line = log.sentence(last)
     text = (bare(log.lines[line]) if line == last else log.message(line))[:LONGEST] or first.hit.text
     evidence = Evidence(log.name, line + 1, text)
@@ -534,6 +537,16 @@ def _exception(log: Log, line: int) -> int:
         if _ends_frames(text):
             return _with_words(log, number, above, label)
         above = number
+    return line
+
+
+def _innermost(log: Log, line: int) -> int:
+    """Return the last of the reasons that stand below an error, as programs in Rust print them; without any its own
+    line."""
+    for number in log.own_below(line):
+        if not bare(log.lines[number]).startswith(CAUSED_BY):
+            break
+        line = number
     return line
 
 
