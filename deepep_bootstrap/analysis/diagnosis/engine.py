@@ -405,7 +405,7 @@ def _after_good_end(log: Log, ending: Ending, asked: int, refused: int) -> int:
     """Return the line after the last good end, 0 where none holds. `asked`: the line after an exit code of 0 that
     somebody asked for; `refused`: the line of another code."""
     whole = _last(log, ending.whole) + 1
-    start = max(_last(log, ending.well) + 1, _went_on(log, ending) + 1, asked, whole)
+    start = max(_last_said(log, ending.well) + 1, _went_on(log, ending) + 1, asked, whole)
     failed = refused >= start or _failure(log, ending, start) or (start > whole and _died(log, ending, start))
     return 0 if failed else start
 
@@ -425,6 +425,14 @@ def _got_over(log: Log, patterns: Sequence[Pattern]) -> int:
         if line < 0:
             break
     return -1 if line is None else line
+
+
+def _last_said(log: Log, patterns: Sequence[Pattern]) -> int:
+    """Return the last line that fits and is no command that somebody typed, -1 without one."""
+    line = _last(log, patterns)
+    while line >= 0 and is_command(log.lines[line]):
+        line = _last(log, patterns, line)
+    return line
 
 
 def _last(log: Log, patterns: Sequence[Pattern], before: int | None = None) -> int:

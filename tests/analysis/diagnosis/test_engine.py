@@ -314,6 +314,26 @@ def test_what_slurm_says_of_a_job_is_how_it_ended(end: str, failed: bool) -> Non
 
 
 @pytest.mark.parametrize(
+    ("below", "failed"),
+    [
+        ("checkpoint /ckpt/step_200 is saved", False),
+        ("[userx@n1 ~]$ echo $?\n0", False),
+        ("checkpoint /ckpt/step_200 is saved\n[userx@n1 ~]$ mpirun ./odd\n[userx@n1 ~]$ echo $?\n213", True),
+        ("[userx@n1 ~]$ for h in n1 n2; do ssh $h hostname; done", True),
+        ("error: [job 23] prolog failed status=1:0\n_job_complete: JobId=23 done", True),
+    ],
+)
+def test_a_good_end_is_what_a_program_says_or_an_exit_code_of_0(below: str, failed: bool) -> None:
+    text = f"ERROR: odd could not be done\n{below}\n"
+    assert (diagnose({"log": text}, BOOK).first is not None) == failed
+
+
+def test_a_typed_command_is_no_sign_where_nothing_failed() -> None:
+    text = "[userx@n1 ~]$ nvidia-smi --query-remapped-rows=remapped_rows.pending,remapped_rows.failure --format=csv\nNo, No\n"
+    assert diagnose({"log": text}, BOOK).findings == ()
+
+
+@pytest.mark.parametrize(
     ("end", "failed"),
     [
         ("/bin/sh: 1: oddcc: not found", True),
