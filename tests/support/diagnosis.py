@@ -37,6 +37,9 @@ OUTSIDER = (
     "outsider-2026-nineteenth",
     "outsider-2026-twentieth",
     "outsider-2026-twenty-first",
+    "outsider-2026-twenty-second",
+    "outsider-2026-twenty-third",
+    "outsider-2026-twenty-fourth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
