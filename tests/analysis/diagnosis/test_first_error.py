@@ -90,7 +90,10 @@ CHAINED = """1: Traceback (most recent call last):
         (CHAINED, 2),
         # Reasons below an error, as Rust prints them; words within options; a step of docker's build that warns.
         ("error: Failed to install: odd\n  Caused by: could not link odd\n  Caused by: Operation not permitted\n", 3),
-        ("F77: gfortran -fallow-argument-mismatch -O2\nodd: a server must be named\nsrun: error: n1: task 0: Exited with exit code 2\n", 2),
+        (
+            "F77: gfortran -fallow-argument-mismatch -O2\nodd: a server must be named\nsrun: error: n1: task 0: Exited with exit code 2\n",
+            2,
+        ),
         (
             "+ docker build .\n#9 [build] FROM odd\n#9 1.10 CMake Warning at a.cmake:1 (message):\n#9 1.10   Failed to find odd\n#9 1.20 -- done with it\n#9 1.30 odd.c:1:1: error: odd\n#9 ERROR: process did not complete\n",
             6,
