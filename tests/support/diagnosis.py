@@ -40,6 +40,7 @@ OUTSIDER = (
     "outsider-2026-twenty-second",
     "outsider-2026-twenty-third",
     "outsider-2026-twenty-fourth",
+    "outsider-2026-twenty-fifth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
