@@ -41,6 +41,7 @@ OUTSIDER = (
     "outsider-2026-twenty-third",
     "outsider-2026-twenty-fourth",
     "outsider-2026-twenty-fifth",
+    "outsider-2026-twenty-sixth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
