@@ -16,7 +16,6 @@ FORMS = (
     re.compile(rf"(?P<who>){STAMP} "),
     re.compile(rf"(?:[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|{STAMP}) (?P<who>[\w.-]+ [\w./@-]+\[\d+\]): ?"),
     re.compile(r"(?P<who>\[pod/[\w.-]+/[\w.-]+\]) ?"),
-    BUILD,
     re.compile(rf"(?P<who>[^\t\n]{{1,80}}\t[^\t\n]{{1,80}}\t){STAMP} ?"),
     re.compile(r"(?P<who>\[\d+,\d+\]<std(?:out|err)>:)"),
     re.compile(r"(?P<who>\d{1,5}: )"),

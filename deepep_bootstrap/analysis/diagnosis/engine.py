@@ -20,7 +20,7 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     tells_error,
 )
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
-from deepep_bootstrap.analysis.diagnosis.pasted import asked_code, is_command
+from deepep_bootstrap.analysis.diagnosis.pasted import ExitCode, asked_code, is_command
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
 from deepep_bootstrap.core.redact import scrub
 
@@ -390,23 +390,25 @@ def line_json(line: Evidence | None) -> dict[str, Any] | None:
 def _log_end(log: Log, ending: Ending) -> _LogEnd:
     """Return the log with the part of it that counts: what stands before a good end is over, unless something died
     before it and was not tried again."""
-    asked, code = asked_code(log.lines)
-    start = _after_good_end(log, ending, asked + 1 if code == 0 else 0, asked if code else -1)
+    asked = asked_code(log.lines)
+    start = _after_good_end(log, ending, asked)
     errors = LogErrors(log, start, ending)
     failure = _failure(log, ending, start)
     if failure is None and not start:
         failure = errors.last
-    if failure is None and code:
-        failure = Hit(asked, log.lines[asked].strip(), "")
+    if failure is None and asked and asked.code:
+        failure = Hit(asked.line, log.lines[asked.line].strip(), "")
     return _LogEnd(log, start, failure, _got_over(log, ending.together), errors)
 
 
-def _after_good_end(log: Log, ending: Ending, asked: int, refused: int) -> int:
-    """Return the line after the last good end, 0 where none holds. `asked`: the line after an exit code of 0 that
-    somebody asked for; `refused`: the line of another code."""
+def _after_good_end(log: Log, ending: Ending, asked: ExitCode | None) -> int:
+    """Return the line after the last good end, 0 where none holds: something failed below it, or died before it. An
+    exit code that somebody asked for is a good end where it is 0, and a failure where it is not."""
     whole = _last(log, ending.whole) + 1
-    start = max(_last_said(log, ending.well) + 1, _went_on(log, ending) + 1, asked, whole)
-    failed = refused >= start or _failure(log, ending, start) or (start > whole and _died(log, ending, start))
+    answered = asked.line + 1 if asked and not asked.code else 0
+    start = max(_last_said(log, ending.well) + 1, _went_on(log, ending) + 1, answered, whole)
+    refused = asked is not None and asked.code != 0 and asked.line >= start
+    failed = refused or _failure(log, ending, start) or (start > whole and _died(log, ending, start))
     return 0 if failed else start
 
 

@@ -418,9 +418,7 @@ def _is_heading(log: Log, line: int, hits: Collection[int]) -> bool:
         return False
     if CMAKE_HEAD.search(text):
         return any(each in hits for each in _indented_below(log, line))
-    label = log.label(line)
-    below = range(line + 1, min(len(log.lines), line + BETWEEN))
-    return next((n for n in below if log.lines[n].strip() and log.label(n) == label), -1) in hits
+    return next(log.own_below(line, BETWEEN), -1) in hits
 
 
 def _indented_below(log: Log, line: int) -> Iterator[int]:

@@ -191,9 +191,9 @@ class Log:
         above = self.lines[line - 1].rstrip()
         return bool(above) and not above.endswith(SENTENCE_ENDS) and self.label(line - 1) == self.label(line)
 
-    def own_below(self, line: int) -> Iterator[int]:
-        """Yield the next lines of the same process that are not empty."""
-        below = range(line + 1, min(len(self.lines), line + OTHERS))
+    def own_below(self, line: int, reach: int = OTHERS) -> Iterator[int]:
+        """Yield the next lines of the same process that are not empty, among those less than `reach` away."""
+        below = range(line + 1, min(len(self.lines), line + reach))
         return (number for number in below if self.lines[number].strip() and self.label(number) == self.label(line))
 
     def around(self, line: int, above: int, below: int) -> list[int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from deepep_bootstrap.analysis.diagnosis.log import bare
 
 ENVIRONMENT = r"(?:\(\S{1,40}\) )?"
@@ -38,7 +40,7 @@ TELLING = "MESSAGE"
 ROWS = 200
 """Lines that a table may have."""
 
-EXIT_CODE = re.compile(r"\s*\d{1,3}\s*")
+CODE = re.compile(r"\s*\d{1,3}\s*")
 ASKED = re.compile(r"echo \$\?\s*$")
 """Somebody asks for the exit code of the command before."""
 
@@ -69,8 +71,15 @@ def is_answer(lines: Sequence[str], number: int) -> bool:
     return typed is not None and typed["name"] == name
 
 
-def asked_code(lines: Sequence[str]) -> tuple[int, int]:
-    """Return the last line that answers somebody who asked for an exit code, and that code; (-1, 0) for none."""
+class ExitCode(Struct, frozen=True):
+    """An exit code that somebody asked for, and the line, from 0, that says it."""
+
+    line: int
+    code: int
+
+
+def asked_code(lines: Sequence[str]) -> ExitCode | None:
+    """Return the last exit code that somebody asked for; None for none."""
     pairs = range(len(lines) - 1, 0, -1)
-    line = next((n for n in pairs if EXIT_CODE.fullmatch(lines[n]) and ASKED.search(lines[n - 1])), -1)
-    return line, int(lines[line]) if line >= 0 else 0
+    line = next((n for n in pairs if CODE.fullmatch(lines[n]) and ASKED.search(lines[n - 1])), None)
+    return None if line is None else ExitCode(line, int(lines[line]))
