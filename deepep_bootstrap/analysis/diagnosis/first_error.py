@@ -81,8 +81,13 @@ INVALID = re.compile(r"\d+ validation errors? for \w")
 
 CMAKE_HEAD = re.compile(r"\bCMake Error (?:at|in)\b")
 
-WARNING_HEAD = re.compile(r"CMake (?:Deprecation |Author )?Warning\b")
+RICH = r"(?:\[\d\d/\d\d/\d\d \d\d:\d\d:\d\d\]| {19}) *"
+"""What rich's logger puts before a level: the time, or as much space where it is that of the line above."""
+
+WARNING_HEAD = re.compile(rf"CMake (?:Deprecation |Author )?Warning\b|{RICH}(?:DEBUG|INFO|WARNING) ")
 """The head of a warning whose text stands indented below it."""
+
+ERROR_HEAD = re.compile(rf"{RICH}(?:ERROR|CRITICAL) ")
 
 WARNING_LINES = 20
 """Lines that such a text may have."""
@@ -440,8 +445,12 @@ def _is_warned(log: Log, line: int) -> bool:
     label = log.label(line)
     for number in range(line, max(-1, line - WARNING_LINES), -1):
         text = bare(log.lines[number], keep_indent=True)
-        if log.label(number) == label and text.strip() and not text.startswith(" "):
-            return number != line and WARNING_HEAD.match(text) is not None
+        if log.label(number) != label or not text.strip():
+            continue
+        if WARNING_HEAD.match(text):
+            return number != line
+        if not text.startswith(" ") or ERROR_HEAD.match(text):
+            return False
     return False
 
 

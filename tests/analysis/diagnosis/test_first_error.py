@@ -98,6 +98,21 @@ CHAINED = """1: Traceback (most recent call last):
             "+ docker build .\n#9 [build] FROM odd\n#9 1.10 CMake Warning at a.cmake:1 (message):\n#9 1.10   Failed to find odd\n#9 1.20 -- done with it\n#9 1.30 odd.c:1:1: error: odd\n#9 ERROR: process did not complete\n",
             6,
         ),
+        # Text of a warning of rich's logger, in as many lines as its column needs; an error of it below.
+        (
+            "[07/23/25 01:51:13] INFO     odd.common - INFO -       init.py:160\n                             Could not find package\n                             odd_torch.\nKeyError: odd\n",
+            4,
+        ),
+        (
+            "[07/23/25 01:51:13] INFO     odd.common               init.py:160\n                    ERROR    it failed for want of     init.py:161\n                             odd_torch.\nexit code: 1\n",
+            2,
+        ),
+        # An image that is fetched; what dnf and dkms say of a build that failed above.
+        ("Unable to find image 'mirror.example/odd:1' locally\ndocker: Error response from daemon: odd.\n", 2),
+        (
+            ">>> Failed command:\n>>> 'make' modules\n>>> Autoinstall on 6.17 failed for module(s) odd(10).\nodd.c:1:1: error: odd\n",
+            4,
+        ),
         # What was logged with a traceback, which tells more.
         (
             "2026-10-27 22:25:32 [ERROR] upload failed\nTraceback (most recent call last):\n  File \"/a.py\", line 3, in a\nKeyError: 'odd'\n",
