@@ -84,7 +84,7 @@ CMAKE_HEAD = re.compile(r"\bCMake Error (?:at|in)\b")
 RICH = r"(?:\[\d\d/\d\d/\d\d \d\d:\d\d:\d\d\]| {19}) *"
 """What rich's logger puts before a level: the time, or as much space where it is that of the line above."""
 
-WARNING_HEAD = re.compile(rf"CMake (?:Deprecation |Author )?Warning\b|{RICH}(?:DEBUG|INFO|WARNING) ")
+WARNING_HEAD = re.compile(rf" *CMake (?:Deprecation |Author )?Warning\b|{RICH}(?:DEBUG|INFO|WARNING) ")
 """The head of a warning whose text stands indented below it."""
 
 ERROR_HEAD = re.compile(rf"{RICH}(?:ERROR|CRITICAL) ")
@@ -441,16 +441,17 @@ def _indent(line: str) -> int:
 
 
 def _is_warned(log: Log, line: int) -> bool:
-    """Return whether a line is of the indented text below the head of a warning."""
-    label = log.label(line)
+    """Return whether a line is of the indented text below the head of a warning, which may be indented itself."""
+    label, indent = log.label(line), _indent(log.lines[line])
     for number in range(line, max(-1, line - WARNING_LINES), -1):
         text = bare(log.lines[number], keep_indent=True)
-        if log.label(number) != label or not text.strip():
+        if indent == 0 or (log.label(number) == label and ERROR_HEAD.match(text)):
+            return False
+        if log.label(number) != label or not text.strip() or _indent(log.lines[number]) >= indent:
             continue
         if WARNING_HEAD.match(text):
-            return number != line
-        if not text.startswith(" ") or ERROR_HEAD.match(text):
-            return False
+            return True
+        indent = _indent(log.lines[number])
     return False
 
 

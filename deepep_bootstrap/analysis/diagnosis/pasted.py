@@ -22,8 +22,9 @@ LOOKS = frozenset(("ls", "stat", "cat", "find", "grep", "which", "readlink", "du
 
 TYPED = re.compile(rf"{ENVIRONMENT}{PROMPT} (?P<name>[a-z]+)\b")
 
-SOURCE = re.compile(r"\s+raise [\w.]+(?:\(|$)")
-"""A line of a program in Python that raises an exception: an error where it runs, and none where it is shown."""
+SOURCE = re.compile(r"\s+raise [\w.]+(?:\(|$)|[\w.-]+ = [\[{]\s*$")
+"""A line of a program in Python that raises an exception, or one of settings in TOML: an error where it runs, and none
+where it is shown."""
 
 COLUMNS = re.compile(r"\s*(?:[A-Z][A-Z0-9_()/%:.-]+(?: [A-Z0-9_()/%:.-]+)?(?: +|$)){3,}")
 """The head of a table, as squeue, sinfo and kubectl print it: words in capitals alone."""

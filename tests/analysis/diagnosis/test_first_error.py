@@ -98,6 +98,12 @@ CHAINED = """1: Traceback (most recent call last):
             "+ docker build .\n#9 [build] FROM odd\n#9 1.10 CMake Warning at a.cmake:1 (message):\n#9 1.10   Failed to find odd\n#9 1.20 -- done with it\n#9 1.30 odd.c:1:1: error: odd\n#9 ERROR: process did not complete\n",
             6,
         ),
+        (
+            "  CMake Warning at a.cmake:1 (message):\n    Failed to find odd\n  Call Stack (most recent call first):\n    b.cmake:8\n\n  CMake Error at a.cmake:18 (odd):\n",
+            6,
+        ),
+        # Settings that are shown, not those of a run.
+        ("conflicts = [\n]\nerror: odd\n", 3),
         # Text of a warning of rich's logger, in as many lines as its column needs; an error of it below.
         (
             "[07/23/25 01:51:13] INFO     odd.common - INFO -       init.py:160\n                             Could not find package\n                             odd_torch.\nKeyError: odd\n",
