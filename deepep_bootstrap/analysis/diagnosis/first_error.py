@@ -535,17 +535,24 @@ def _exception(log: Log, line: int) -> int:
     """Return the line of the exception whose traceback begins on a line; of any other line that line."""
     if HEAD not in log.lines[line]:
         return line
-    label = log.label(line)
     head, _, _ = log.lines[line].partition(HEAD)
-    above = line
-    for number in range(line + 1, min(len(log.lines), line + FRAMES)):
-        if log.label(number) != label:
-            continue
+    above, frame = line, False
+    for number in _own_traceback(log, line, head):
         text = _behind(head, log.lines[number])
-        if _ends_frames(text):
-            return _with_words(log, number, above, label)
-        above = number
+        # Where indents were lost the code of a frame looks like the end of the frames.
+        if _ends_frames(text) and not (frame and THROWN.match(text) is None):
+            return _with_words(log, number, above, log.label(line))
+        above, frame = number, FRAME.match(text) is not None
     return line
+
+
+def _own_traceback(log: Log, line: int, head: str) -> Iterator[int]:
+    """Yield the lines below the head of a traceback that are of the same process; where a logger put `head` before each
+    line of it, those alone."""
+    label = log.label(line)
+    own = [n for n in range(line + 1, min(len(log.lines), line + FRAMES)) if log.label(n) == label]
+    logged = bool(own) and bool(head.strip()) and _begins(head, log.lines[own[0]])
+    yield from (number for number in own if not logged or _begins(head, log.lines[number]))
 
 
 def _innermost(log: Log, line: int) -> int:
@@ -561,15 +568,19 @@ def _innermost(log: Log, line: int) -> int:
 def _ends_frames(text: str) -> bool:
     """Return whether a line ends the frames of a traceback: it is its exception."""
     frame = not text.strip() or text.startswith((" ", "\t")) or set(text.strip()) <= set("^~ ")
-    frame = frame or WRAPPED.match(text) is not None
+    frame = frame or FRAME.match(text) is not None or WRAPPED.match(text) is not None
     return not frame and HEAD not in text and OF_ANOTHER.search(text) is None
 
 
 def _behind(head: str, line: str) -> str:
     """Return a line with its indent, without what stood before `Traceback` in the same process: the same text, but
     for digits of the time; without labels where it is another one."""
-    begins = DIGIT.sub("0", line[: len(head)]) == DIGIT.sub("0", head)
-    return line[len(head) :] if head and begins else bare(line, keep_indent=True)
+    return line[len(head) :] if head and _begins(head, line) else bare(line, keep_indent=True)
+
+
+def _begins(head: str, line: str) -> bool:
+    """Return whether a line begins with a text, but for digits."""
+    return DIGIT.sub("0", line[: len(head)]) == DIGIT.sub("0", head)
 
 
 def _with_words(log: Log, line: int, above: int, label: str) -> int:
