@@ -42,6 +42,8 @@ OUTSIDER = (
     "outsider-2026-twenty-fourth",
     "outsider-2026-twenty-fifth",
     "outsider-2026-twenty-sixth",
+    "outsider-2026-twenty-seventh",
+    "outsider-2026-twenty-eighth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
