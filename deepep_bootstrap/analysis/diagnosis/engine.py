@@ -446,8 +446,9 @@ def _failure(log: Log, ending: Ending, start: int) -> Hit | None:
 
 
 def _earliest(log: Log, patterns: Sequence[Pattern], start: int = 0, *, but: Sequence[Pattern] = ()) -> Hit | None:
-    """Return the first line that fits one of `patterns` and none of `but`."""
-    hits = (next((hit for hit in log.find(pattern, start) if not _is(but, log, hit)), None) for pattern in patterns)
+    """Return the first line that fits one of `patterns` and none of `but`, of no step that ended well."""
+    each = ((hit for hit in log.find(pattern, start) if hit.line not in log.done) for pattern in patterns)
+    hits = (next((hit for hit in found if not _is(but, log, hit)), None) for found in each)
     return min((hit for hit in hits if hit), key=lambda hit: hit.line, default=None)
 
 
@@ -549,7 +550,7 @@ class _Look(Struct, frozen=True):
             return False
         if not (sign.warned and self.failed) and _is(self.ending.mild, part.log, hit):
             return False
-        if self.failed and not lasting and hit.line < part.over:
+        if hit.line in part.log.done or (self.failed and not lasting and hit.line < part.over):
             return False
         return sign.near is None or part.log.near(sign.near, hit.line, NEAR)
 

@@ -261,7 +261,7 @@ class LogErrors:
         for line, hit in sorted(hits.items()):
             text = log.lines[line][:2000]
             # A level and a place in the code alone are the heading of what stands below.
-            if not bare(text) or _says(ending.noise, text) or _says(ending.fine, text):
+            if line in log.done or not bare(text) or _says(ending.noise, text) or _says(ending.fine, text):
                 continue
             if _is_frame(text) or is_command(text) or _is_source(text) or _is_warned(log, line) or _is_code(log, line):
                 continue

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from deepep_bootstrap.analysis.diagnosis.collectors import without_prefix
+from deepep_bootstrap.analysis.diagnosis.collectors import in_done_steps, without_prefix
 from deepep_bootstrap.analysis.diagnosis.pod_events import got_over
 from deepep_bootstrap.analysis.diagnosis.rules import LETTERS, Pattern, Vocabulary, Word, longest_letters, threes
 
@@ -109,12 +109,13 @@ class _Stream(Struct, frozen=True):
 class Log:
     """The text of one log under the `name` it is shown by. Built once, searched many times; it only remembers where
     words begin. What a collector put before all lines stands apart, in `heads`. Warnings about pods that are well by
-    now are left out: their lines are empty."""
+    now are left out: their lines are empty. `done`: lines of steps of a build that ended well."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         clean = ESCAPES.sub("", text) if ESCAPES.search(text) else text
         self.heads, lines = without_prefix(clean.replace("\r\n", "\n").split("\n"))
+        self.done = in_done_steps(self.heads, lines)
         over = got_over(lines)
         self.lines = ["" if number in over else line for number, line in enumerate(lines)] if over else lines
         self._small = "\n".join(self.lines).lower()

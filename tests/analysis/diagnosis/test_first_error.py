@@ -102,6 +102,11 @@ CHAINED = """1: Traceback (most recent call last):
             "  CMake Warning at a.cmake:1 (message):\n    Failed to find odd\n  Call Stack (most recent call first):\n    b.cmake:8\n\n  CMake Error at a.cmake:18 (odd):\n",
             6,
         ),
+        # A step of a build that ended well, whatever it said.
+        (
+            "#6 [ 3/12] RUN make\n#6 1.10 a\n#6 1.20 b\n#6 1.30 modprobe: FATAL: Module odd not found in directory /lib\n#6 DONE 1.4s\n#7 [ 4/12] RUN odd\n#7 2.10 error: odd\n#7 ERROR: process did not complete\n",
+            7,
+        ),
         # A traceback whose indents were lost on the way, with another stream of its process between.
         (
             '(E pid=6) ERROR 02-06 16:34:06 [core.py:9] Traceback (most recent call last):\n(E pid=6) ERROR 02-06 16:34:06 [core.py:9] File "/a.py", line 9, in run\n(E pid=6) ERROR 02-06 16:34:06 [core.py:9] engine = Odd()\n(E pid=6) Process Odd:\n(E pid=6) ERROR 02-06 16:34:06 [core.py:9] File "/b.py", line 3, in a\n(E pid=6) ERROR 02-06 16:34:06 [core.py:9] b()\n(E pid=6) ERROR 02-06 16:34:06 [core.py:9] RuntimeError: odd\n',
