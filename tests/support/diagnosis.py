@@ -44,6 +44,7 @@ OUTSIDER = (
     "outsider-2026-twenty-sixth",
     "outsider-2026-twenty-seventh",
     "outsider-2026-twenty-eighth",
+    "outsider-2026-twenty-ninth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
