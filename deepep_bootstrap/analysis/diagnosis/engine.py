@@ -16,6 +16,7 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     LogErrors,
     first_error,
     follows,
+    goes_on,
     raised_in,
     tells_error,
 )
@@ -501,7 +502,8 @@ class _Look(Struct, frozen=True):
             return None
         held = _held(confidence, _most_decided(most) if decided else most)
         late = all(follows(self.parts[place].log.lines[hit.line], self.ending) for _, place, hit in ordered)
-        state = not decided and all(sign.state for sign, _, _ in ordered if sign.weight >= TELLS)
+        telling = [each for each in ordered if each[0].weight >= TELLS]
+        state = not decided and all(sign.state or self._went_on(place, hit) for sign, place, hit in telling)
         return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), held, shown, late, state)
 
     def _context(self, cause: Cause) -> tuple[float, bool, tuple[int, Hit] | None]:
@@ -515,6 +517,11 @@ class _Look(Struct, frozen=True):
                 decided = decided or context.add >= DECIDES
                 shown = shown or (seen if context.add > 0 else None)
         return added, decided, shown
+
+    def _went_on(self, place: int, hit: Hit) -> bool:
+        """Return whether a line by its own words is one that a program goes on after: a run that failed by something
+        else prints it, too."""
+        return goes_on(self.parts[place].log.lines[hit.line], self.ending)
 
     def _is_shared(self, sign: Sign, hit: Hit) -> bool:
         """Return whether what fitted a sign is nothing but a symptom of many causes."""

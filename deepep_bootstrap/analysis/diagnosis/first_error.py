@@ -340,6 +340,11 @@ def tells_error(line: str, ending: Ending) -> bool:
     return _says((*ending.badly, *ending.errors), line) and not _says(fine, line) and _grade(line, ending) == ERROR
 
 
+def goes_on(line: str, ending: Ending) -> bool:
+    """Return whether a line tells of what a program goes on after."""
+    return _grade(line, ending) == WENT_ON
+
+
 def follows(line: str, ending: Ending) -> bool:
     """Return whether a line tells of what came of another failure."""
     return _says(ending.followed, line)
