@@ -502,8 +502,7 @@ class _Look(Struct, frozen=True):
             return None
         held = _held(confidence, _most_decided(most) if decided else most)
         late = all(follows(self.parts[place].log.lines[hit.line], self.ending) for _, place, hit in ordered)
-        telling = [each for each in ordered if each[0].weight >= TELLS]
-        state = not decided and all(sign.state or self._went_on(place, hit) for sign, place, hit in telling)
+        state = not decided and all(itertools.starmap(self._tells_state, ordered))
         return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), held, shown, late, state)
 
     def _context(self, cause: Cause) -> tuple[float, bool, tuple[int, Hit] | None]:
@@ -518,10 +517,10 @@ class _Look(Struct, frozen=True):
                 shown = shown or (seen if context.add > 0 else None)
         return added, decided, shown
 
-    def _went_on(self, place: int, hit: Hit) -> bool:
-        """Return whether a line by its own words is one that a program goes on after: a run that failed by something
-        else prints it, too."""
-        return goes_on(self.parts[place].log.lines[hit.line], self.ending)
+    def _tells_state(self, sign: Sign, place: int, hit: Hit) -> bool:
+        """Return whether a sign that was found does not tell its cause by itself: it is weak or a state, or its line is
+        one that a program goes on after, which a run that failed by something else prints, too."""
+        return sign.weight < TELLS or sign.state or goes_on(self.parts[place].log.lines[hit.line], self.ending)
 
     def _is_shared(self, sign: Sign, hit: Hit) -> bool:
         """Return whether what fitted a sign is nothing but a symptom of many causes."""
