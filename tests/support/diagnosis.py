@@ -45,6 +45,7 @@ OUTSIDER = (
     "outsider-2026-twenty-seventh",
     "outsider-2026-twenty-eighth",
     "outsider-2026-twenty-ninth",
+    "outsider-2026-thirtieth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""

@@ -362,20 +362,27 @@ def brief(diagnosis: Diagnosis) -> tuple[str, ...]:
 
 def unknown(first: FirstError) -> tuple[str, ...]:
     """Return what can be said of a failure whose cause nobody knows, as lines to print."""
-    shown = first.evidence
-    where = ", ".join(filter(None, (first.node, first.rank, first.time)))
     owner = " in ".join(filter(None, (first.library, first.program)))
     return (
         "no known cause; the first error in time is:",
-        f"{shown.log + ', ' if shown.log else ''}line {shown.line}: {shown.text}",
-        *(["around it:"] if len(first.around) > 1 else []),
-        *(f"  {each.line}: {each.text}" for each in first.around if len(first.around) > 1),
-        *([f"from: {where}"] if where else []),
+        *where_it_began(first),
         *([f"belongs to: {owner}"] if owner else []),
         *(f"ended: {each.words} (line {each.evidence.line})" for each in first.ended),
         *(f"changed: {each}" for each in first.changed),
         *(f"needed: {each}" for each in first.asks),
         f"to hand on: {BUNDLE}",
+    )
+
+
+def where_it_began(first: FirstError) -> tuple[str, ...]:
+    """Return the line of a first error, those around it, and whose it is, as lines to print."""
+    shown = first.evidence
+    where = ", ".join(filter(None, (first.node, first.rank, first.time)))
+    return (
+        f"{shown.log + ', ' if shown.log else ''}line {shown.line}: {shown.text}",
+        *(["around it:"] if len(first.around) > 1 else []),
+        *(f"  {each.line}: {each.text}" for each in first.around if len(first.around) > 1),
+        *([f"from: {where}"] if where else []),
     )
 
 

@@ -72,6 +72,9 @@ LOGGED = re.compile(r"[ \t\[](?:ERROR|CRITICAL|E)[\] :]")
 CAUSED_BY = "Caused by:"
 """How programs in Rust begin the reason of the line above."""
 
+NUMBERED = re.compile(r"\d{1,2}: \S")
+"""A reason of several, the outermost first."""
+
 ASSERTS = re.compile(r"assert[\s(]")
 WORDLESS = re.compile(r"[\w.]+(?:Error|Exception):\s*$|[\w.]+(?:Error|Exception|Failed): .{0,300}\braised:\s*$")
 """An exception whose words, or whose own reason, begin on the next line."""
@@ -561,12 +564,15 @@ def _own_traceback(log: Log, line: int, head: str) -> Iterator[int]:
 
 
 def _innermost(log: Log, line: int) -> int:
-    """Return the last of the reasons that stand below an error, as programs in Rust print them; without any its own
-    line."""
+    """Return the last of the reasons that stand below an error, as programs in Rust print them: a line each, or
+    numbered ones below a bare heading; without any its own line."""
     for number in log.own_below(line):
-        if not bare(log.lines[number]).startswith(CAUSED_BY):
+        text = bare(log.lines[number])
+        if not text:
+            continue
+        if not text.startswith(CAUSED_BY) and NUMBERED.match(text) is None:
             break
-        line = number
+        line = number if text != CAUSED_BY else line
     return line
 
 

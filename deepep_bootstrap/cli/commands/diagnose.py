@@ -20,6 +20,7 @@ from deepep_bootstrap.analysis.diagnosis.engine import (
     as_json,
     line_json,
     unknown,
+    where_it_began,
 )
 from deepep_bootstrap.analysis.diagnosis.engine import diagnose as find_causes
 from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, scrubbed
@@ -132,7 +133,9 @@ def show(screen: Screen, found: Diagnosis, tests: Sequence[Tested], faults: Sequ
     if found.known and found.findings[0].confidence < SURE:
         screen.say("Nothing decides between these; the checks would.")
     if found.first and (not found.findings or found.findings[0].confidence < SURE):
-        _tell_first_error(screen, found.first)
+        _tell_first_error(screen, unknown(found.first)[1:])
+    elif found.first and not _shows(found.findings[0], found.first.evidence):
+        _tell_first_error(screen, where_it_began(found.first))
     for note in found.notes:
         screen.say(f"note: {_place(note.evidence[0], several=several)}")
         screen.say(f"      {note.why}")
@@ -159,9 +162,12 @@ def _tell_cause(screen: Screen, place: int, finding: Finding, *, several: bool) 
         screen.say(f"     {name}: {text}")
 
 
-def _tell_first_error(screen: Screen, first: FirstError) -> None:
-    """Print what can be said of a failure whatever its cause."""
-    _, *lines = unknown(first)
+def _shows(finding: Finding, line: Evidence) -> bool:
+    """Return whether a line is among those that show a cause."""
+    return any((each.log, each.line) == (line.log, line.line) for each in finding.evidence)
+
+
+def _tell_first_error(screen: Screen, lines: Sequence[str]) -> None:
     screen.say("The first error in time:", style="bold")
     for line in lines:
         screen.say(f"  {line}")

@@ -745,6 +745,19 @@ def test_a_test_that_passed_has_no_cause(tmp_path: Path, capsys: pytest.CaptureF
     assert "Nothing decides between these; the checks would." in said(capsys, log)
 
 
+def test_the_first_error_stands_below_a_cause_that_shows_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text("KeyError: 'odd'\nOSError: [Errno 122] Disk quota exceeded: '/home/a/odd'\n")
+    out = said(capsys, log).splitlines()
+    assert "(disk-full, 93%)" in out[0]
+    told = out.index("The first error in time:")
+    assert out[told + 1] == f"  {log}, line 1: KeyError: 'odd'"
+    log.write_text("OSError: [Errno 122] Disk quota exceeded: '/home/a/odd'\n")
+    assert "The first error in time:" not in said(capsys, log)
+
+
 def test_slow_figures_alone_are_never_sure() -> None:
     slow = read(CASES.parent / "known" / "nic-mapping-single-nic-1.log")
     assert [finding.confidence < SURE for finding in diagnose({"log": slow}, BOOK).findings] == [True]

@@ -59,16 +59,16 @@ def test_a_healthy_log_has_no_first_error() -> None:
 
 
 def test_noise_of_healthy_runs_names_nothing_where_another_failure_ends_them() -> None:
-    """What stands in logs of good runs stands in those of failed ones, too: at most three in a hundred name a cause by
+    """What stands in logs of good runs stands in those of failed ones, too: at most one in thirty names a cause by
     it as sure."""
     odd = 'Traceback (most recent call last):\n  File "/a/odd.py", line 3, in <module>\nRuntimeError: the odd thing broke\n'
     ended = {key: diagnosed(key[1], f"{text_of(*key)}\n{odd}") for key in HEALTHY}
     sure = [key for key, each in ended.items() if each.known and each.known[0].confidence >= 0.8]
-    assert len(sure) <= 0.03 * len(HEALTHY), sure
+    assert len(sure) <= len(HEALTHY) / 30, sure
 
 
 @pytest.mark.parametrize(
-    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 1098, 357)]
+    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 1130, 369)]
 )
 def test_six_of_ten_logs_of_2026_are_named_right_and_none_wrongly(
     names: tuple[str, ...], failing: int, healthy: int
