@@ -21,7 +21,7 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     tells_error,
 )
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
-from deepep_bootstrap.analysis.diagnosis.pasted import ExitCode, asked_code, is_command
+from deepep_bootstrap.analysis.diagnosis.pasted import ExitCode, asked_code, is_command, is_row
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
 from deepep_bootstrap.core.redact import scrub
 
@@ -526,8 +526,10 @@ class _Look(Struct, frozen=True):
 
     def _tells_state(self, sign: Sign, place: int, hit: Hit) -> bool:
         """Return whether a sign that was found does not tell its cause by itself: it is weak or a state, or its line is
-        one that a program goes on after, which a run that failed by something else prints, too."""
-        return sign.weight < TELLS or sign.state or goes_on(self.parts[place].log.lines[hit.line], self.ending)
+        a row of a table, or one that a program goes on after, which a run that failed by something else prints, too."""
+        lines = self.parts[place].log.lines
+        weak = sign.weight < TELLS or sign.state
+        return weak or is_row(lines, hit.line) or goes_on(lines[hit.line], self.ending)
 
     def _is_shared(self, sign: Sign, hit: Hit) -> bool:
         """Return whether what fitted a sign is nothing but a symptom of many causes."""
@@ -626,7 +628,9 @@ def _finding(found: _Found, parts: Sequence[_LogEnd]) -> Finding:
         place, hit = found.context
         chosen += [(place, hit.line, hit.text)] if (place, hit.line) not in {(p, line) for p, line, _ in chosen} else []
     evidence = tuple(Evidence(parts[place].log.name, line + 1, text) for place, line, text in chosen)
-    title, fix = cause.told([scrub(text) for _, _, text in lines]) if cause.named else (cause.title, cause.fix)
+    # A long line is shown cut around its sign; what it names may stand elsewhere in it.
+    texts = [text for place, line, hit in lines for text in (hit, parts[place].log.lines[line][: 2 * WINDOW])]
+    title, fix = cause.told(list(map(scrub, texts))) if cause.named else (cause.title, cause.fix)
     return Finding(cause.slug, title, found.told, evidence, cause.why, fix, cause.source, cause.checks)
 
 

@@ -82,6 +82,9 @@ WORDLESS = re.compile(r"[\w.]+(?:Error|Exception):\s*$|[\w.]+(?:Error|Exception|
 INVALID = re.compile(r"\d+ validation errors? for \w")
 """pydantic's heading: the line below says what is wrong."""
 
+FAULTY = re.compile(r"(?:Value|Assertion) error, |\[type=")
+"""That line, below the name of the field: its words may go over several lines, `[type=` stands behind the last one."""
+
 CMAKE_HEAD = re.compile(r"\bCMake Error (?:at|in)\b")
 
 RICH = r"(?:\[\d\d/\d\d/\d\d \d\d:\d\d:\d\d\]| {19}) *"
@@ -602,7 +605,7 @@ def _with_words(log: Log, line: int, above: int, label: str) -> int:
         return above
     below = [n for n in range(line + 1, min(len(log.lines), line + 5)) if log.label(n) == label]
     if INVALID.search(text):
-        return next((n for n in below if "[type=" in log.lines[n]), line)
+        return next((n for n in below if FAULTY.search(log.lines[n])), line)
     if WORDLESS.match(text):
         return _first_words(log, below, line)
     return _last_error(log, line, label)

@@ -758,6 +758,16 @@ def test_the_first_error_stands_below_a_cause_that_shows_elsewhere(
     assert "The first error in time:" not in said(capsys, log)
 
 
+def test_a_cause_is_told_closely_by_what_stands_far_from_its_sign_in_a_long_line() -> None:
+    line = (
+        "ValueError: To serve at least one request with the models's max seq len (4242), (24.0 GiB KV cache is needed"
+    )
+    line += ", which is larger than the available KV cache memory (3.18 GiB)" + ", odd" * 200
+    (finding, *_) = diagnosed("log", line).findings
+    assert finding.title == "the KV cache has no room for one request of the full length (4242 tokens)"
+    assert "To serve" not in finding.evidence[0].text
+
+
 def test_slow_figures_alone_are_never_sure() -> None:
     slow = read(CASES.parent / "known" / "nic-mapping-single-nic-1.log")
     assert [finding.confidence < SURE for finding in diagnose({"log": slow}, BOOK).findings] == [True]
