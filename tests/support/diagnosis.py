@@ -48,6 +48,7 @@ OUTSIDER = (
     "outsider-2026-thirtieth",
     "outsider-2026-thirty-first",
     "outsider-2026-thirty-second",
+    "outsider-2026-thirty-third",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
