@@ -50,6 +50,7 @@ OUTSIDER = (
     "outsider-2026-thirty-second",
     "outsider-2026-thirty-third",
     "outsider-2026-thirty-fourth",
+    "outsider-2026-thirty-fifth",
 )
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
