@@ -14,44 +14,7 @@ from deepep_bootstrap.core.toml import load_toml
 from tests.support.paths import ROOT
 
 CASES = ROOT / "tests" / "cases" / "diagnosis"
-OUTSIDER = (
-    "outsider-2026",
-    "outsider-2026-held",
-    "outsider-2026-second",
-    "outsider-2026-third",
-    "outsider-2026-fourth",
-    "outsider-2026-fifth",
-    "outsider-2026-sixth",
-    "outsider-2026-seventh",
-    "outsider-2026-eighth",
-    "outsider-2026-ninth",
-    "outsider-2026-tenth",
-    "outsider-2026-eleventh",
-    "outsider-2026-twelfth",
-    "outsider-2026-thirteenth",
-    "outsider-2026-fourteenth",
-    "outsider-2026-fifteenth",
-    "outsider-2026-sixteenth",
-    "outsider-2026-seventeenth",
-    "outsider-2026-eighteenth",
-    "outsider-2026-nineteenth",
-    "outsider-2026-twentieth",
-    "outsider-2026-twenty-first",
-    "outsider-2026-twenty-second",
-    "outsider-2026-twenty-third",
-    "outsider-2026-twenty-fourth",
-    "outsider-2026-twenty-fifth",
-    "outsider-2026-twenty-sixth",
-    "outsider-2026-twenty-seventh",
-    "outsider-2026-twenty-eighth",
-    "outsider-2026-twenty-ninth",
-    "outsider-2026-thirtieth",
-    "outsider-2026-thirty-first",
-    "outsider-2026-thirty-second",
-    "outsider-2026-thirty-third",
-    "outsider-2026-thirty-fourth",
-    "outsider-2026-thirty-fifth",
-)
+OUTSIDER = tuple(sorted(path.name for path in CASES.glob("outsider-2026*")))
 YEARS = ("blind-2026", *OUTSIDER)
 """Sets of logs from public threads that no rule came from, with the line of their first error."""
 

@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)"
-BUILD = re.compile(r"(?P<who>)#\d+ \d+\.\d+ ?")
+BUILD = re.compile(r"(?P<who>)#(?P<step>\d+) \d+\.\d+ ?")
 """A step of a build of docker: nothing else begins so, and lines of its own steps have no time."""
 
-STEP = re.compile(r"#(\d+) \d+\.\d+ ?$")
-STEP_DONE = re.compile(r"#(\d+) DONE \d+\.\d+s\s*$")
+STEP_DONE = re.compile(r"#(?P<step>\d+) DONE \d+\.\d+s\s*$")
 
 FORMS = (
     re.compile(rf"(?P<who>){STAMP} "),
@@ -55,11 +54,11 @@ def without_prefix(lines: Sequence[str]) -> tuple[list[str], list[str]]:
 def in_done_steps(heads: Sequence[str], lines: Sequence[str]) -> frozenset[int]:
     """Return the lines, counted from 0, of steps of a docker build that ended well, by what stood before each line and
     the lines without it: whatever they say was got over."""
-    done = {match[1] for line in lines if (match := STEP_DONE.match(line))}
+    done = {match["step"] for line in lines if (match := STEP_DONE.match(line))}
     if not done:
         return frozenset()
-    steps = ((number, STEP.search(head)) for number, head in enumerate(heads))
-    return frozenset(number for number, step in steps if step and step[1] in done)
+    found = ((number, BUILD.search(head)) for number, head in enumerate(heads))
+    return frozenset(number for number, match in found if match and match["step"] in done)
 
 
 def _form(lines: Sequence[str]) -> re.Pattern[str] | None:

@@ -628,9 +628,11 @@ def _finding(found: _Found, parts: Sequence[_LogEnd]) -> Finding:
         place, hit = found.context
         chosen += [(place, hit.line, hit.text)] if (place, hit.line) not in {(p, line) for p, line, _ in chosen} else []
     evidence = tuple(Evidence(parts[place].log.name, line + 1, text) for place, line, text in chosen)
-    # A long line is shown cut around its sign; what it names may stand elsewhere in it.
-    texts = [text for place, line, hit in lines for text in (hit, parts[place].log.lines[line][: 2 * WINDOW])]
-    title, fix = cause.told(list(map(scrub, texts))) if cause.named else (cause.title, cause.fix)
+    title, fix = cause.title, cause.fix
+    if cause.named:
+        # A long line is shown cut around its sign; what it names may stand elsewhere in it.
+        texts = [text for place, line, hit in lines for text in (hit, parts[place].log.lines[line][: 2 * WINDOW])]
+        title, fix = cause.told(list(map(scrub, texts)))
     return Finding(cause.slug, title, found.told, evidence, cause.why, fix, cause.source, cause.checks)
 
 

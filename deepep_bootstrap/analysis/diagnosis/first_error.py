@@ -560,10 +560,9 @@ def _exception(log: Log, line: int) -> int:
 def _own_traceback(log: Log, line: int, head: str) -> Iterator[int]:
     """Yield the lines below the head of a traceback that are of the same process; where a logger put `head` before each
     line of it, those alone."""
-    label = log.label(line)
-    own = [n for n in range(line + 1, min(len(log.lines), line + FRAMES)) if log.label(n) == label]
-    logged = bool(own) and bool(head.strip()) and _begins(head, log.lines[own[0]])
-    yield from (number for number in own if not logged or _begins(head, log.lines[number]))
+    first = next(log.own_below(line, FRAMES), None)
+    logged = first is not None and bool(head.strip()) and _begins(head, log.lines[first])
+    return (number for number in log.own_below(line, FRAMES) if not logged or _begins(head, log.lines[number]))
 
 
 def _innermost(log: Log, line: int) -> int:
