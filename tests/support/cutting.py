@@ -65,16 +65,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.answer(206, content[begin:], {"Content-Range": f"bytes {begin}-{len(content) - 1}/{len(content)}"})
 
     def answer(self, code: int, content: bytes, headers: dict[str, str] | None = None) -> None:
-        with self.line.lock:
-            end = self.line.breaks.pop(0) if self.line.breaks and self.path.startswith("/files/") else len(content)
+        end = len(content)
+        if self.path.startswith("/files/"):
+            # Counted before it goes out: who has the last byte may look at once.
+            with self.line.lock:
+                end = self.line.breaks.pop(0) if self.line.breaks else end
+                self.line.sent += min(end, len(content))
         self.send_response(code)
         for name, value in {**(headers or {}), "Content-Length": str(len(content)), "Date": formatdate()}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content[:end])
-        if self.path.startswith("/files/"):
-            with self.line.lock:
-                self.line.sent += min(end, len(content))
         if end < len(content):
             self.wfile.flush()
             # A reset could take back what has been sent: an orderly end in the middle is what a proxy makes of it.
