@@ -605,9 +605,10 @@ def _rank(found: Sequence[_Found]) -> list[_Found]:
     least = SURE - 0.25 if any(each.confidence >= SURE for each in weighed) else FLOOR
     top = max((each.confidence for each in weighed), default=0.0)
 
-    def order(each: _Found) -> tuple[float, bool, tuple[int, int], str]:
+    def order(each: _Found) -> tuple[float, bool, bool, tuple[int, int], str]:
         alike = each.confidence >= max(SURE, top - ALIKE)
-        return (0.0 if alike else 1 - each.confidence), each.told < TELLS, each.first, each.cause.slug
+        tier = 0.0 if alike else 1 - each.confidence
+        return tier, each.cause.effect, each.told < TELLS, each.first, each.cause.slug
 
     return sorted((each for each in weighed if each.confidence >= least), key=order)
 

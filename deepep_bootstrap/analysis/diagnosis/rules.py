@@ -254,7 +254,8 @@ def _shown(text: str) -> str:
 
 class Cause(Struct, frozen=True):
     """One cause. It is not looked for unless a line fits one of `needs` (where there are any), and ruled out by a
-    line that fits one of `never`. Where it is sure, it explains the causes it `hides`. `lasting`: it also counts
+    line that fits one of `never`. Where it is sure, it explains the causes it `hides`. `effect`: other causes bring it
+    about (no driver is loaded after its build failed), so that it is told after one as likely. `lasting`: it also counts
     where the run ended well (slowness). The first of `named` that one of its lines fits tells it more closely."""
 
     slug: str
@@ -268,6 +269,7 @@ class Cause(Struct, frozen=True):
     needs: tuple[Pattern, ...] = ()
     never: tuple[Pattern, ...] = ()
     hides: tuple[str, ...] = ()
+    effect: bool = False
     lasting: bool = False
     named: tuple[NamedKind, ...] = ()
 
@@ -575,6 +577,7 @@ def _cause(table: Table) -> Cause:
         needs=_patterns(table, "needs"),
         never=_patterns(table, "never"),
         hides=table.words("hides", NAME),
+        effect=table.take("effect", bool, default=False),
         lasting=table.take("lasting", bool, default=False),
         named=tuple(map(_named, table.tables("named"))),
     )
