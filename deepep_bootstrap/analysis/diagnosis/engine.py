@@ -221,7 +221,9 @@ def conclude(looked: Looked) -> Diagnosis:
         # What counts whatever the end is an error of a run that ended well where its line says so.
         lasting = bool(ranked) and ranked[0].cause.lasting
         roots = [(place, hit) for place, hit in roots if lasting and tells_error(hit.text, rules.ending)]
-    first = first_error([part.errors for part in parts], rules, roots) if looked.failed or roots else None
+    state = bool(ranked) and ranked[0].told < TELLS
+    errors = [part.errors for part in parts]
+    first = first_error(errors, rules, roots, state=state) if looked.failed or roots else None
     return Diagnosis(_told(ranked, first, looked), notes, first)
 
 

@@ -285,16 +285,19 @@ class LogErrors:
 
 
 def first_error(
-    errors: Sequence[LogErrors], rules: CauseSet, roots: Sequence[tuple[int, Hit]] = ()
+    errors: Sequence[LogErrors], rules: CauseSet, roots: Sequence[tuple[int, Hit]] = (), *, state: bool = False
 ) -> FirstError | None:
     """Return the first error in the logs; None where nothing failed, or nothing but what a program went on after.
-    `roots` are lines of a cause that is sure, each with its log's place: errors whatever their words."""
+    `roots` are lines of a cause that is sure, each with its log's place: errors whatever their words. With `state`
+    they only tell a state: where a program tells an error of its own, those are none that follow from another
+    failure."""
     logs = [each.log for each in errors]
     found = [replace(each, place=place) for place, log in enumerate(errors) for each in log.lines]
     grade = min((each.grade for each in found), default=WENT_ON)
     if grade == WENT_ON and not roots:
         return None
-    known = [*_roots_as_errors(logs, roots, rules.ending, lower=grade in {WAITED, SLOW})]
+    lower = grade in {WAITED, SLOW} or (state and grade == ERROR)
+    known = [*_roots_as_errors(logs, roots, rules.ending, lower=lower)]
     candidates = [*known, *(each for each in found if each.grade == (ERROR if known else grade))]
     if not candidates:
         return None

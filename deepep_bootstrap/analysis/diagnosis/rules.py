@@ -255,8 +255,9 @@ def _shown(text: str) -> str:
 class Cause(Struct, frozen=True):
     """One cause. It is not looked for unless a line fits one of `needs` (where there are any), and ruled out by a
     line that fits one of `never`. Where it is sure, it explains the causes it `hides`. `effect`: other causes bring it
-    about (no driver is loaded after its build failed), so that it is told after one as likely. `lasting`: it also counts
-    where the run ended well (slowness). The first of `named` that one of its lines fits tells it more closely."""
+    about (no driver is loaded after its build failed), so that it is told after one as likely. `lasting`: it also
+    counts where the run ended well (slowness). The first of `named` that one of its lines fits tells it more
+    closely."""
 
     slug: str
     title: str

@@ -121,7 +121,9 @@ def test_every_shipped_pattern_can_be_used() -> None:
 def test_what_others_bring_about_is_told_after_what_is_as_likely(mark: str, first: str) -> None:
     effect = MINIMAL.replace("a-cause", "effect").replace('source = "seen"', f'source = "seen"\n{mark}')
     root = MINIMAL.replace("a-cause", "root").replace("it broke in two", "no oil was left")
-    found = diagnose({"log": "error: it broke in two\nerror: no oil was left\n"}, load_causes(effect + root, "own", BOOK))
+    found = diagnose(
+        {"log": "error: it broke in two\nerror: no oil was left\n"}, load_causes(effect + root, "own", BOOK)
+    )
     assert [each.cause for each in found.known] == [first, *({"effect", "root"} - {first})]
 
 

@@ -9,13 +9,24 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from deepep_bootstrap.analysis.diagnosis.engine import SURE, TELLS, as_json, brief, diagnose
+from deepep_bootstrap.analysis.diagnosis.engine import SURE, TELLS, as_json, brief, conclude, diagnose
 from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, code_words, scrubbed
-from deepep_bootstrap.analysis.diagnosis.rules import load_causes
+from deepep_bootstrap.analysis.diagnosis.rules import join, load_causes
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.toml import load_toml
-from tests.support.diagnosis import A_CAUSE, BOOK, CASES, OUTSIDER, YEARS, cases_of_rules, cases_of_set, diagnosed
+from tests.support.diagnosis import (
+    A_CAUSE,
+    BOOK,
+    CASES,
+    OUTSIDER,
+    YEARS,
+    cases_of_rules,
+    cases_of_set,
+    diagnosed,
+    looked,
+)
 from tests.support.paths import ROOT
 
 INDEX = {
@@ -45,6 +56,35 @@ def test_the_first_error_of_the_logs_of_2026(name: str) -> None:
     found = {file: diagnosed(file, text_of(name, file)).first for file in wanted}
     told = {file: each.evidence.text if each else "" for file, each in found.items()}
     assert {file: text for file, text in told.items() if wanted[file] not in text} == {}
+
+
+def test_the_first_error_of_a_failure_that_no_rule_knows() -> None:
+    """Each log without the rule of its own cause. Before the lines of another cause, which only tells a state, gave way
+    to a program's own error, 121 of 1,239 had another first error than with it."""
+    known = {key: line for key, line in WANTED.items() if INDEX[key]["cause"]}
+    other = [key for key, line in known.items() if line not in first_without(INDEX[key]["cause"], *key)]
+    assert len(other) <= 0.09 * len(known), other
+
+
+def first_without(cause: str, name: str, file: str) -> str:
+    seen = looked(file, text_of(name, file))
+    others = tuple(each for each in seen.found if each.cause.slug != cause)
+    told = conclude(replace(seen, found=others)).first
+    return told.evidence.text if told else ""
+
+
+def test_lines_of_a_state_that_follow_are_no_first_error() -> None:
+    sign = "sign = [{ find = 'Failed to start pump', weight = 0.9, state = true }]"
+    book = join(BOOK, load_causes(A_CAUSE + sign, "own", BOOK))
+    after = "Failed to start pump.socket: see journalctl\n"
+    own = "E1126 10:00:00.000000 7 pump.cc:3] no oil in the pump\n"
+    told = diagnose({"log": f"{after}{own}"}, book)
+    assert [each.cause for each in told.known] == ["a-cause"]
+    assert told.first
+    assert told.first.evidence.text.endswith("no oil in the pump")
+    alone = diagnose({"log": after}, book).first
+    assert alone
+    assert alone.evidence.text == after.strip()
 
 
 @pytest.mark.parametrize("name", YEARS)
