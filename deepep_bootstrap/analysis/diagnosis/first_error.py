@@ -66,7 +66,7 @@ CALLS = re.compile(r'/(?:lib/python[\d.]+/[\w.]+"|(?:torch|triton|asyncio|concur
 
 LEVELLED = re.compile(r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:|\b(?:ERROR|CRITICAL)\b.{0,40}\]  ")
 
-LOGGED = re.compile(r"[ \t\[](?:ERROR|CRITICAL|E)[\] :]")
+LOGGED = re.compile(r"(?:^|[ \t\[])(?:ERROR|CRITICAL|E)[\] :]")
 """What a logger puts before a message of an error."""
 
 CAUSED_BY = "Caused by:"
