@@ -17,6 +17,7 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     first_error,
     follows,
     goes_on,
+    package_of,
     raised_in,
     tells_error,
 )
@@ -635,7 +636,8 @@ def _finding(found: _Found, parts: Sequence[_LogEnd]) -> Finding:
     if cause.named:
         # A long line is shown cut around its sign; what it names may stand elsewhere in it.
         texts = [text for place, line, hit in lines for text in (hit, parts[place].log.lines[line][: 2 * WINDOW])]
-        title, fix = cause.told(list(map(scrub, texts)))
+        _, place, hit = found.signs[0]
+        title, fix = cause.told(list(map(scrub, texts)), package_of(raised_in(parts[place].log, hit.line)))
     return Finding(cause.slug, title, found.told, evidence, cause.why, fix, cause.source, cause.checks)
 
 

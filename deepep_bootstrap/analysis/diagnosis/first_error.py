@@ -9,6 +9,7 @@ import itertools
 import re
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -49,6 +50,10 @@ AT_ONCE = 10.0
 """Seconds within which the order of a log's lines says more than their times: clocks and buffers differ by as much."""
 
 MOST_ENDS, MOST_ASKS = 4, 3
+
+FRAME_FILE = re.compile(r'File "([^"]+)\.py", line \d+')
+INSTALLED = ("site-packages", "dist-packages", "src", "python")
+"""Folders right in which packages lie: where they are installed, and in checkouts."""
 
 FRAME = re.compile(r'File "[^"]+", line \d+|\^\^\^\s*$')
 CODE_BELOW = re.compile(r'File "[^"]+", line \d+, in ')
@@ -407,6 +412,19 @@ def raised_in(log: Log, line: int) -> str:
             break
         if CODE_BELOW.search(log.lines[number]) and not CALLS.search(log.lines[number]):
             return bare(log.lines[number])
+    return ""
+
+
+def package_of(frame: str) -> str:
+    """Return the Python package whose file a frame of a traceback is in: one that is installed, or that of a checkout,
+    which has its name but for what follows it (Megatron-LM/megatron). "" for a script, and where the frame does not
+    say."""
+    found = FRAME_FILE.search(frame)
+    parents = Path(found[1]).parent.parts if found else ()
+    for above, folder in itertools.pairwise(parents):
+        own, holder = (re.sub(r"[-_.]", "", name).lower() for name in (folder, above))
+        if folder.isidentifier() and (above in INSTALLED or holder.startswith(own)):
+            return folder
     return ""
 
 

@@ -20,7 +20,7 @@ COMMAND = re.compile(rf"{ENVIRONMENT}(?:{PROMPT}|\$) \S|\++ \S")
 LOOKS = frozenset(("ls", "stat", "cat", "find", "grep", "which", "readlink", "du", "head", "tail"))
 """Commands by which somebody looks whether something is there."""
 
-TYPED = re.compile(rf"{ENVIRONMENT}{PROMPT} (?P<name>[a-z]+)\b")
+TYPED = re.compile(rf"{ENVIRONMENT}(?:{PROMPT}|\$) (?P<name>[a-z]+)\b")
 
 SOURCE = re.compile(r"\s+raise [\w.]+(?:\(|$)|[\w.-]+ = [\[{]\s*$")
 """A line of a program in Python that raises an exception, or one of settings in TOML: an error where it runs, and none

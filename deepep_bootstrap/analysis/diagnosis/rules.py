@@ -24,6 +24,9 @@ from deepep_bootstrap.core.toml import load_toml as read_toml
 WHAT = "{what}"
 """Stands in a title for the object that a line names."""
 
+ASKER = "{asker}"
+"""Stands in a title or a remedy for the package whose code failed."""
+
 WHAT_MOST, WHAT_HEAD = 180, 60
 """Characters of that object in a title, and how many of them are its beginning where it is cut: a path or a sentence is
 known by them, and an error that was passed on from one program to the next says the reason at its end."""
@@ -229,20 +232,22 @@ class Context(Struct, frozen=True):
 
 class NamedKind(Struct, frozen=True):
     """How a cause or a general kind is told where its line says more: a line that fits one of `find` gives `title`, in
-    which the text of that one's group stands for {what}. `fix`: what mends this one; "" where the whole's own says
-    it."""
+    which the text of that one's group stands for {what}, and the package whose code failed there for {asker}. `fix`:
+    what mends this one; "" where the whole's own says it."""
 
     find: tuple[Pattern, ...]
     title: str
     fix: str = ""
 
-    def told(self, line: str) -> str:
-        """Return the title for a line, "" where it does not fit, or says nothing in the place of {what}."""
+    def told(self, line: str, asker: str = "") -> str:
+        """Return the title for a line, "" where it does not fit, or says nothing in the place of {what} or {asker}."""
+        if ASKER in self.title and not asker:
+            return ""
         for pattern in self.find:
             found = pattern.regex.search(line)
             what = _shown(found[1] or "") if found and WHAT in self.title else ""
             if found and (what or WHAT not in self.title):
-                return self.title.replace(WHAT, what)
+                return self.title.replace(WHAT, what).replace(ASKER, asker)
         return ""
 
 
@@ -274,11 +279,12 @@ class Cause(Struct, frozen=True):
     lasting: bool = False
     named: tuple[NamedKind, ...] = ()
 
-    def told(self, lines: Sequence[str]) -> tuple[str, str]:
-        """Return the title and the fix, as the lines that show the cause tell it."""
-        forms = ((title, form) for form in self.named for line in lines if (title := form.told(line)))
+    def told(self, lines: Sequence[str], asker: str = "") -> tuple[str, str]:
+        """Return the title and the fix, as the lines that show the cause tell it; `asker`: the package whose code
+        failed there, "" where nobody knows."""
+        forms = ((title, form) for form in self.named for line in lines if (title := form.told(line, asker)))
         title, form = next(forms, (self.title, None))
-        return title, form.fix if form and form.fix else self.fix
+        return title, form.fix.replace(ASKER, asker) if form and form.fix else self.fix
 
 
 class Harmless(Struct, frozen=True):

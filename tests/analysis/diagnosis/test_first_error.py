@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.engine import SURE, TELLS, as_json, brief, conclude, diagnose
-from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, code_words, scrubbed
+from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, code_words, package_of, scrubbed
 from deepep_bootstrap.analysis.diagnosis.rules import join, load_causes
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.toml import load_toml
@@ -704,12 +704,45 @@ def test_a_cause_is_told_as_closely_as_its_line_tells_it() -> None:
     causes = {cause.slug: cause for cause in BOOK.causes if cause.named}
     assert set(NAMED_CAUSES) == set(causes)
     for slug, cause in causes.items():
-        told = {line: cause.told([line])[0] for line in NAMED_CAUSES[slug]}
+        told = {line: cause.told([line], "odd")[0] for line in NAMED_CAUSES[slug]}
         assert told == NAMED_CAUSES[slug]
         forms = [pattern for form in cause.named for pattern in form.find]
         first = [next((each for each in forms if each.regex.search(line)), None) for line in told]
         assert [each.source for each in forms if each not in first] == []
-        assert cause.told(["a line of another kind"]) == (cause.title, cause.fix)
+        assert cause.told(["a line of another kind"], "odd") == (cause.title, cause.fix)
+
+
+@pytest.mark.parametrize(
+    ("path", "package"),
+    [
+        ("/opt/venv/lib/python3.12/site-packages/deepspeed/elasticity/elastic_agent.py", "deepspeed"),
+        ("/usr/lib/python3/dist-packages/transformers/trainer.py", "transformers"),
+        ("/home/alice/verl/verl/workers/rollout/utils.py", "verl"),
+        ("/opt/nemo-rl/nemo_rl/models/policy.py", "nemo_rl"),
+        ("/opt/Megatron-LM/megatron/training/training.py", "megatron"),
+        ("/sgl-workspace/sglang/python/sglang/srt/server.py", "sglang"),
+        ("/work/mine/src/mine/train.py", "mine"),
+        ("/home/alice/train.py", ""),
+        ("train.py", ""),
+    ],
+)
+def test_the_package_of_a_frame_is_known_by_its_path(path: str, package: str) -> None:
+    assert package_of(f'File "{path}", line 12, in run') == package
+
+
+def test_a_cause_names_the_package_that_asks() -> None:
+    log = """Traceback (most recent call last):
+  File "/opt/venv/lib/python3.12/site-packages/apex/amp/__init__.py", line 3, in <module>
+    from torch import odd
+ImportError: cannot import name 'odd' from 'torch' (/opt/venv/lib/python3.12/site-packages/torch/__init__.py)
+"""
+    (finding,) = diagnose({"log": log}, BOOK).findings
+    assert finding.title.startswith("apex wants something")
+    assert "pip install -U apex" in finding.fix
+    (finding,) = diagnose(
+        {"log": log.replace("/opt/venv/lib/python3.12/site-packages/apex/amp/", "/home/alice/")}, BOOK
+    ).findings
+    assert finding.title == next(cause.title for cause in BOOK.causes if cause.slug == "python-packages-differ")
 
 
 def test_a_cause_of_ones_own_is_told_with_its_object_and_without_secrets() -> None:
@@ -861,7 +894,10 @@ def test_a_program_that_is_shown_tells_no_error() -> None:
 @pytest.mark.parametrize(("typed", "line"), [("ls /dev/infiniband", 3), ("./start.sh", 2)])
 def test_a_file_that_somebody_looked_for_is_no_error_of_the_run(typed: str, line: int) -> None:
     """What a script says of it is."""
-    log = f"root@n1:/srv# {typed}\nls: cannot access '/dev/infiniband': No such file or directory\nodd: error: no device\n"
-    first = diagnose({"log": log}, BOOK).failure
-    assert first
-    assert first.line == line
+    for prompt in ("root@n1:/srv#", "$"):
+        log = (
+            f"{prompt} {typed}\nls: cannot access '/dev/infiniband': No such file or directory\nodd: error: no device\n"
+        )
+        first = diagnose({"log": log}, BOOK).failure
+        assert first
+        assert first.line == line
