@@ -131,7 +131,8 @@ def show(screen: Screen, found: Diagnosis, tests: Sequence[Tested], faults: Sequ
     for place, finding in enumerate(found.findings, 1):
         _tell_cause(screen, place, finding, several=several)
     if found.known and found.findings[0].confidence < SURE:
-        screen.say("Nothing decides between these; the checks would.")
+        several_causes = len(found.known) > 1
+        screen.say(f"Nothing decides {'between these' if several_causes else 'whether this is it'}; the checks would.")
     if found.first and (not found.findings or found.findings[0].confidence < SURE):
         _tell_first_error(screen, unknown(found.first)[1:])
     elif found.first and not _shows(found.findings[0], found.first.evidence):

@@ -752,7 +752,7 @@ def test_a_test_that_passed_has_no_cause(tmp_path: Path, capsys: pytest.CaptureF
     (tmp_path / "verdict.json").write_text(kept)
     (finding,) = json.loads(said(capsys, log, as_json=True))["findings"]
     assert (finding["cause"], finding["confidence"] < SURE) == ("nic-mapping-single-nic", True)
-    assert "Nothing decides between these; the checks would." in said(capsys, log)
+    assert "Nothing decides whether this is it; the checks would." in said(capsys, log)
 
 
 def test_the_first_error_stands_below_a_cause_that_shows_elsewhere(
