@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -22,7 +22,7 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     tells_error,
 )
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
-from deepep_bootstrap.analysis.diagnosis.pasted import ExitCode, asked_code, is_command, is_row
+from deepep_bootstrap.analysis.diagnosis.pasted import ExitCode, asked_code, is_command, is_row, pods_came_up
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
 from deepep_bootstrap.core.redact import scrub
 
@@ -414,10 +414,12 @@ def _log_end(log: Log, ending: Ending) -> _LogEnd:
 
 def _after_good_end(log: Log, ending: Ending, asked: ExitCode | None) -> int:
     """Return the line after the last good end, 0 where none holds: something failed below it, or died before it. An
-    exit code that somebody asked for is a good end where it is 0, and a failure where it is not."""
+    exit code that somebody asked for is a good end where it is 0, and a failure where it is not. Pods that somebody
+    looked at until they were ready have come up."""
     whole = _last(log, ending.whole) + 1
     answered = asked.line + 1 if asked and not asked.code else 0
-    start = max(_last_said(log, ending.well) + 1, _went_on(log, ending) + 1, answered, whole)
+    said = max(_last_said(log, ending.well) + 1, _went_on(log, ending) + 1)
+    start = max(said, pods_came_up(log.lines), answered, whole)
     refused = asked is not None and asked.code != 0 and asked.line >= start
     failed = refused or _failure(log, ending, start) or (start > whole and _died(log, ending, start))
     return 0 if failed else start
@@ -512,7 +514,8 @@ class _Look(Struct, frozen=True):
             return None
         held = _held(confidence, _most_decided(most) if decided else most)
         late = all(follows(self.parts[place].log.lines[hit.line], self.ending) for _, place, hit in ordered)
-        state = not decided and all(itertools.starmap(self._tells_state, ordered))
+        brought = cause.effect and self._is_after_an_error(ordered)
+        state = not decided and (brought or all(itertools.starmap(self._tells_state, ordered)))
         return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), held, shown, late, state)
 
     def _context(self, cause: Cause) -> tuple[float, bool, tuple[int, Hit] | None]:
@@ -526,6 +529,12 @@ class _Look(Struct, frozen=True):
                 decided = decided or context.add >= DECIDES
                 shown = shown or (seen if context.add > 0 else None)
         return added, decided, shown
+
+    def _is_after_an_error(self, signs: Iterable[tuple[Sign, int, Hit]]) -> bool:
+        """Return whether a program told an error of its own before the first of the signs."""
+        _, place, hit = min(signs, key=lambda each: (each[1], each[2].line))
+        own = self.parts[place].errors.own
+        return own is not None and own < hit.line
 
     def _tells_state(self, sign: Sign, place: int, hit: Hit) -> bool:
         """Return whether a sign that was found does not tell its cause by itself: it is weak or a state, or its line is

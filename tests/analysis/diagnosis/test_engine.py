@@ -388,6 +388,28 @@ def test_a_line_that_tells_a_cause_is_the_first_error_where_nothing_says_how_the
     assert diagnose({"log": "level=ERROR the odd library is not there\nlistening\n"}, BOOK).first is None
 
 
+PODS = "NAME        READY   STATUS    RESTARTS   AGE\n"
+
+
+@pytest.mark.parametrize(
+    ("later", "failed"),
+    [
+        (f"{PODS}worker-a    2/2     Running   0          6m\nother-b     1/1     Running   0          3h\n", False),
+        (f"{PODS}pod/worker-a    2/2     Running   1 (5m ago)     6m\n", False),
+        (f"{PODS}worker-a    1/2     Running   0          6m\n", True),
+        (f"{PODS}worker-a    2/2     Running   0          6m\nother-b     0/1     Error     0          3h\n", True),
+        (f"{PODS}other-b     1/1     Running   0          3h\n", True),
+    ],
+)
+def test_pods_that_became_ready_are_a_good_end(later: str, failed: bool) -> None:
+    """Where those that were not ready before are ready at last, and no other fails."""
+    log = (
+        f"{PODS}worker-a    0/2     Init:0/1  0          6s\n"
+        f"E0102 03:04:05.000000  7 odd.go:9] failed to be odd\n{later}"
+    )
+    assert bool(diagnose({"log": log}, BOOK).first) == failed
+
+
 def test_an_exit_code_of_0_that_somebody_asked_for_is_a_good_end() -> None:
     log = "n1:1:2 [0] UCX  ERROR send(fd=-1) failed: Bad file descriptor\nuserx@n1:~$ echo $?\n"
     assert diagnose({"log": f"{log}0\n"}, BOOK).first is None
