@@ -514,8 +514,7 @@ class _Look(Struct, frozen=True):
             return None
         held = _held(confidence, _most_decided(most) if decided else most)
         late = all(follows(self.parts[place].log.lines[hit.line], self.ending) for _, place, hit in ordered)
-        brought = cause.effect and self._is_after_an_error(ordered)
-        state = not decided and (brought or all(itertools.starmap(self._tells_state, ordered)))
+        state = not decided and self._is_a_state(cause, ordered)
         return _Found(cause, tuple((sign.weight, place, hit) for sign, place, hit in ordered), held, shown, late, state)
 
     def _context(self, cause: Cause) -> tuple[float, bool, tuple[int, Hit] | None]:
@@ -529,6 +528,11 @@ class _Look(Struct, frozen=True):
                 decided = decided or context.add >= DECIDES
                 shown = shown or (seen if context.add > 0 else None)
         return added, decided, shown
+
+    def _is_a_state(self, cause: Cause, signs: Sequence[tuple[Sign, int, Hit]]) -> bool:
+        """Return whether no sign tells the cause by itself, or it is an effect, and an error stands before it."""
+        brought_about = cause.effect and self._is_after_an_error(signs)
+        return brought_about or all(itertools.starmap(self._tells_state, signs))
 
     def _is_after_an_error(self, signs: Iterable[tuple[Sign, int, Hit]]) -> bool:
         """Return whether a program told an error of its own before the first of the signs."""

@@ -127,6 +127,16 @@ def test_what_others_bring_about_is_told_after_what_is_as_likely(mark: str, firs
     assert [each.cause for each in found.known] == [first, *({"effect", "root"} - {first})]
 
 
+@pytest.mark.parametrize(
+    ("above", "told"), [("", 0.9), ("ValueError: the odd engine wants another oil\n", LIKELY_MOST)]
+)
+def test_what_others_bring_about_is_less_than_sure_after_an_error(above: str, told: float) -> None:
+    effect = MINIMAL.replace('source = "seen"', 'source = "seen"\neffect = true')
+    rules = join(BOOK, load_causes(effect, "own", BOOK))
+    (finding,) = diagnose({"log": f"{above}error: it broke in two\n"}, rules).known
+    assert finding.confidence == told
+
+
 def test_the_files_of_a_folder_are_one_set_of_rules() -> None:
     """What is wrong between two files is told with the file that came second."""
     hiding = MINIMAL.replace("a-cause", "b-cause").replace('source = "seen"', 'source = "seen"\nhides = ["a-cause"]')
