@@ -107,8 +107,8 @@ def test_there_are_a_hundred_causes_each_with_its_source() -> None:
 OF_ONE_CASE = re.compile(
     r"(?:\d{1,3}\\?\.){3}\d|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\\?\.|/home/\w|/root/\w|/workspace/|/sgl-|(?<![\d{,])\d{5,}(?!\})"
 )
-CODES = {"764216", "16384", "65536"}
-"""A syndrome of a NIC, the same on every machine, and limits of locked memory that distributions set."""
+CODES = {"764216", "16384", "65536", "20013"}
+"""A syndrome of a NIC, the same on every machine, limits of locked memory that distributions set, a warning of nvcc."""
 
 
 def test_every_shipped_pattern_can_be_used() -> None:
