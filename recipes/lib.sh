@@ -75,12 +75,12 @@ run_step() {
 }
 
 # with_package_lock COMMAND…: run apt-get, dpkg or dnf; while another program holds the package database, wait and try again, up to
-# PACKAGE_LOCK_WAIT seconds from the first refusal on. Looking at what the tool says works on every filesystem; /proc/locks does not on an
-# overlay.
+# PACKAGE_LOCK_WAIT seconds in all. Looking at what the tool says works on every filesystem; /proc/locks does not on an overlay.
 with_package_lock() {
     local -r limit="${PACKAGE_LOCK_WAIT:-300}"
     local -r busy="Could not get lock|Unable to (acquire|lock)|is another process using it|locked by another process|already locked by"
-    local answer code end=""
+    local -r end=$((SECONDS + limit))
+    local answer code said=""
     while true; do
         code=0
         # Its talk goes to the person as it comes; its complaints are kept for the question below, then shown too.
@@ -88,13 +88,9 @@ with_package_lock() {
         [[ -z "${answer}" ]] || say "${answer}"
         ((code != 0)) || return 0
         [[ "${answer}" =~ ${busy} ]] || return "${code}"
-        if [[ -z "${end}" ]]; then
-            # From now on: how long the command itself took until it was refused says nothing about the other program.
-            end=$((SECONDS + limit))
-            say "another program is installing packages: waiting up to ${limit} s"
-        elif ((SECONDS >= end)); then
-            die "the package database is still held by another program after ${limit} s: ${answer%%$'\n'*}"
-        fi
+        ((SECONDS < end)) || die "the package database is still held by another program after ${limit} s: ${answer%%$'\n'*}"
+        [[ -n "${said}" ]] || say "another program is installing packages: waiting up to ${limit} s"
+        said=yes
         sleep 2
     done
 }
