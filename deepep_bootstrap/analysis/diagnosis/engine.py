@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -22,7 +22,8 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     tells_error,
 )
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
-from deepep_bootstrap.analysis.diagnosis.pasted import ExitCode, asked_code, is_command, is_row, pods_came_up
+from deepep_bootstrap.analysis.diagnosis.pasted import ExitCode, asked_code, is_command, is_row
+from deepep_bootstrap.analysis.diagnosis.pod_events import came_up
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
 from deepep_bootstrap.core.redact import scrub
 
@@ -419,7 +420,7 @@ def _after_good_end(log: Log, ending: Ending, asked: ExitCode | None) -> int:
     whole = _last(log, ending.whole) + 1
     answered = asked.line + 1 if asked and not asked.code else 0
     said = max(_last_said(log, ending.well) + 1, _went_on(log, ending) + 1)
-    start = max(said, pods_came_up(log.lines), answered, whole)
+    start = max(said, came_up(log.lines), answered, whole)
     refused = asked is not None and asked.code != 0 and asked.line >= start
     failed = refused or _failure(log, ending, start) or (start > whole and _died(log, ending, start))
     return 0 if failed else start
@@ -534,7 +535,7 @@ class _Look(Struct, frozen=True):
         brought_about = cause.effect and self._is_after_an_error(signs)
         return brought_about or all(itertools.starmap(self._tells_state, signs))
 
-    def _is_after_an_error(self, signs: Iterable[tuple[Sign, int, Hit]]) -> bool:
+    def _is_after_an_error(self, signs: Sequence[tuple[Sign, int, Hit]]) -> bool:
         """Return whether a program told an error of its own before the first of the signs."""
         _, place, hit = min(signs, key=lambda each: (each[1], each[2].line))
         own = self.parts[place].errors.own

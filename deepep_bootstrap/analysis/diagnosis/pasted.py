@@ -41,13 +41,6 @@ TELLING = "MESSAGE"
 ROWS = 200
 """Lines that a table may have."""
 
-POD = re.compile(
-    r"(?:.*\s)?(?:pods?/)?(?P<name>[a-z0-9][\w.-]*)\s+(?P<ready>\d+)/(?P<of>\d+)\s+(?P<state>[A-Z]\S*)\s+\d"
-)
-"""A row of `kubectl get pods`, with or without the namespace and the kind before the name."""
-
-ENDED_WELL = ("Completed", "Succeeded")
-
 CODE = re.compile(r"\s*\d{1,3}\s*")
 ASKED = re.compile(r"echo \$\?\s*$")
 """Somebody asks for the exit code of the command before."""
@@ -77,25 +70,6 @@ def is_answer(lines: Sequence[str], number: int) -> bool:
     above = next((n for n in range(number - 1, max(-1, number - ROWS), -1) if not lines[n].startswith(f"{name}: ")), -1)
     typed = TYPED.match(lines[above]) if above >= 0 else None
     return typed is not None and typed["name"] == name
-
-
-def pods_came_up(lines: Sequence[str]) -> int:
-    """Return the line after the last row of a pod that was not ready in a table above and is now, where every pod in
-    the tables is ready at last; 0 where some pod is not, or all were from the start."""
-    ready: dict[str, bool] = {}
-    waited = set[str]()
-    end = 0
-    for number, line in enumerate(lines):
-        row = POD.match(line)
-        if row is None:
-            continue
-        running = row["state"] == "Running" and row["ready"] == row["of"]
-        ready[row["name"]] = running or row["state"] in ENDED_WELL
-        if not ready[row["name"]]:
-            waited.add(row["name"])
-        elif row["name"] in waited:
-            end = number + 1
-    return end if all(ready.values()) else 0
 
 
 class ExitCode(Struct, frozen=True):

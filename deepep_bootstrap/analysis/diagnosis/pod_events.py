@@ -1,4 +1,5 @@
-"""Warnings among Kubernetes' events that a pod got over: it was scheduled after all, or runs and is ready.
+"""What pods got over: warnings among Kubernetes' events of one that was scheduled after all, or runs and is ready, and
+whatever stands before the table in which the last of them came up.
 
 Events stay for an hour, so those of a node that joins or of an image that was pulled late stand beside pods that are
 well. What a log says last of a pod counts.
@@ -16,9 +17,9 @@ WARNING = re.compile(r"(?:^|\s)Warning\s+(?P<reason>[A-Z]\w+)\s")
 
 OBJECT = re.compile(r"\s[Pp]od/(?P<pod>[a-z0-9][a-z0-9.-]*)(?=\s|$)")
 LISTED = re.compile(
-    r"^(?:\S+ +)?(?P<pod>[a-z0-9][a-z0-9.-]*) +(?P<ready>\d+)/(?P<all>\d+) +(?P<state>[A-Z][A-Za-z:]*)\s"
+    r"^(?:\S+ +)?(?:pods?/)?(?P<pod>[a-z0-9][a-z0-9.-]*) +(?P<ready>\d+)/(?P<all>\d+) +(?P<state>[A-Z]\S*)\s"
 )
-"""A row of `kubectl get pods`, with or without the namespace."""
+"""A row of `kubectl get pods`, with or without the namespace, and the kind before the name."""
 
 DESCRIBED = re.compile(r"^Name: +(?P<pod>[a-z0-9][a-z0-9.-]*)\s*$")
 """The first line of `kubectl describe pod`."""
@@ -44,6 +45,22 @@ def got_over(lines: Sequence[str]) -> frozenset[int]:
         for each in warnings
         if ready.get(each.pod) or (each.reason == "FailedScheduling" and assigned.get(each.pod, -1) > each.line)
     )
+
+
+def came_up(lines: Sequence[str]) -> int:
+    """Return the line after the last row of a pod that was not ready in a table above and is now, where every pod in
+    the tables is ready at last; 0 where some pod is not, or all were from the start."""
+    ready: dict[str, bool] = {}
+    waited = set[str]()
+    end = 0
+    for number, line in enumerate(lines):
+        for pod, is_ready in _states(line, ""):
+            ready[pod] = is_ready
+            if not is_ready:
+                waited.add(pod)
+            elif pod in waited:
+                end = number + 1
+    return end if all(ready.values()) else 0
 
 
 def _read(lines: Sequence[str]) -> tuple[list[_Warning], dict[str, bool], dict[str, int]]:

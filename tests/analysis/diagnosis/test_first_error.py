@@ -721,7 +721,7 @@ def test_a_cause_is_told_as_closely_as_its_line_tells_it() -> None:
         ("/opt/nemo-rl/nemo_rl/models/policy.py", "nemo_rl"),
         ("/opt/Megatron-LM/megatron/training/training.py", "megatron"),
         ("/sgl-workspace/sglang/python/sglang/srt/server.py", "sglang"),
-        ("/work/mine/src/mine/train.py", "mine"),
+        ("/srv/mine/src/mine/train.py", "mine"),
         ("/home/alice/train.py", ""),
         ("train.py", ""),
     ],
