@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.first_error import (
+    BELOW,
     BUNDLE,
     FirstError,
     LogErrors,
@@ -238,13 +239,25 @@ def _is_its_own_end(ranked: Sequence[_Found], parts: Sequence[_LogEnd]) -> bool:
 def _told(ranked: Sequence[_Found], first: FirstError | None, looked: Looked) -> tuple[Finding, ...]:
     """Return the causes, the most likely first; before them, or where none is known, what the first error says by
     itself."""
-    findings = tuple(_finding(each, looked.parts) for each in ranked)
-    if not findings:
+    if not ranked:
         return _in_general(first, looked.parts, looked.rules)
-    if first is None or not _only_follows(ranked[0], first, looked.rules.ending):
+    if first is None:
+        return tuple(_finding(each, looked.parts) for each in ranked)
+    only_follows = _only_follows(ranked[0], first, looked.rules.ending)
+    if _is_far_below(ranked[0], first, looked.parts):
+        ranked = [replace(each, state=True) for each in ranked]
+    findings = tuple(_finding(each, looked.parts) for each in ranked)
+    if not only_follows:
         return findings
     kinds = _in_general(first, looked.parts, looked.rules)
     return (*(each for each in kinds if each.confidence >= KIND_FIRST), *findings)
+
+
+def _is_far_below(found: _Found, first: FirstError, parts: Sequence[_LogEnd]) -> bool:
+    """Return whether all lines of a cause stand below the first error of their log, and none beside it: of the causes
+    named with TELLS and more on unseen logs a third was wrong or not enough there, a tenth elsewhere."""
+    lines = [hit.line + 1 for _, place, hit in found.signs if parts[place].log.name == first.evidence.log]
+    return len(lines) == len(found.signs) and min(lines) > first.evidence.line + BELOW
 
 
 def _only_follows(found: _Found, first: FirstError, ending: Ending) -> bool:
