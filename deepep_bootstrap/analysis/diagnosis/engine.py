@@ -23,7 +23,7 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     tells_error,
 )
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
-from deepep_bootstrap.analysis.diagnosis.pasted import ExitCode, asked_code, is_command, is_row
+from deepep_bootstrap.analysis.diagnosis.pasted import ExitCode, asked_code, is_command, is_row, worked_at_last
 from deepep_bootstrap.analysis.diagnosis.pod_events import came_up
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
 from deepep_bootstrap.core.redact import scrub
@@ -415,6 +415,7 @@ def line_json(line: Evidence | None) -> dict[str, Any] | None:
 def _log_end(log: Log, ending: Ending) -> _LogEnd:
     """Return the log with the part of it that counts: what stands before a good end is over, unless something died
     before it and was not tried again."""
+    log.done |= worked_at_last(log.lines, lambda line: _tells_failure(log.lines[line], ending))
     asked = asked_code(log.lines)
     start = _after_good_end(log, ending, asked)
     errors = LogErrors(log, start, ending)
@@ -424,6 +425,12 @@ def _log_end(log: Log, ending: Ending) -> _LogEnd:
     if failure is None and asked and asked.code:
         failure = Hit(asked.line, log.lines[asked.line].strip(), "")
     return _LogEnd(log, start, failure, _got_over(log, ending.together), errors)
+
+
+def _tells_failure(line: str, ending: Ending) -> bool:
+    return any(pattern.regex.search(line) for pattern in ending.badly) and not any(
+        pattern.regex.search(line) for pattern in (*ending.mild, *ending.fine)
+    )
 
 
 def _after_good_end(log: Log, ending: Ending, asked: ExitCode | None) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
@@ -22,6 +24,14 @@ LOOKS = frozenset(("ls", "stat", "cat", "find", "grep", "which", "readlink", "du
 
 TYPED = re.compile(rf"{ENVIRONMENT}(?:{PROMPT}|\$) (?P<name>[a-z]+)\b")
 
+AT_PROMPT = re.compile(rf"{ENVIRONMENT}(?:{PROMPT}|\$) (?P<text>\S.*)")
+
+ONLY_LOOKS = re.compile(
+    rf"(?:sudo )?(?:{'|'.join(sorted(LOOKS))}|dmesg|journalctl|squeue|sinfo|sacct|scontrol show|ps|df|free|systemctl status"
+    r"|kubectl (?:\S+ \S+ )?(?:get|describe|logs)|docker (?:ps|logs))\b"
+)
+"""A command that only shows what others did: that it shows no failure any more says nothing about the one before."""
+
 SOURCE = re.compile(r"\s+raise [\w.]+(?:\(|$)|[\w.-]+ = [\[{]\s*$")
 """A line of a program in Python that raises an exception, or one of settings in TOML: an error where it runs, and none
 where it is shown."""
@@ -39,7 +49,7 @@ TELLING = "MESSAGE"
 """A column whose rows tell what happened, when it did."""
 
 ROWS = 200
-"""Lines that a table may have."""
+"""Lines that a table may have, and what a command prints that is looked at as a whole."""
 
 CODE = re.compile(r"\s*\d{1,3}\s*")
 ASKED = re.compile(r"echo \$\?\s*$")
@@ -70,6 +80,18 @@ def is_answer(lines: Sequence[str], number: int) -> bool:
     above = next((n for n in range(number - 1, max(-1, number - ROWS), -1) if not lines[n].startswith(f"{name}: ")), -1)
     typed = TYPED.match(lines[above]) if above >= 0 else None
     return typed is not None and typed["name"] == name
+
+
+def worked_at_last(lines: Sequence[str], fails: Callable[[int], bool]) -> frozenset[int]:
+    """Return the lines, counted from 0, of a command that somebody typed again further down, where it printed little and
+    nothing that `fails` the last time."""
+    starts = [(number, match["text"].strip()) for number, line in enumerate(lines) if (match := AT_PROMPT.match(line))]
+    runs = defaultdict[str, list[range]](list)
+    for (number, text), (end, _) in itertools.pairwise((*starts, (len(lines), ""))):
+        if not ONLY_LOOKS.match(text):
+            runs[text].append(range(number, end))
+    again = (each for each in runs.values() if len(each) > 1 and len(each[-1]) <= ROWS and not any(map(fails, each[-1])))
+    return frozenset(number for each in again for run in each[:-1] for number in run)
 
 
 class ExitCode(Struct, frozen=True):

@@ -420,6 +420,28 @@ def test_pods_that_became_ready_are_a_good_end(later: str, failed: bool) -> None
     assert bool(diagnose({"log": log}, BOOK).first) == failed
 
 
+@pytest.mark.parametrize(
+    ("later", "failed"),
+    [
+        ("root@n1:~# modprobe odd\nroot@n1:~# lsmod\n", False),
+        ("root@n1:~# modprobe odd\nmodprobe: FATAL: Module odd not found in directory /lib/modules/6.8\n", True),
+        ("root@n1:~# modprobe even\n", True),
+        ("", True),
+    ],
+)
+def test_a_command_that_went_well_when_it_was_typed_again_did_not_fail(later: str, failed: bool) -> None:
+    log = (
+        "root@n1:~# modprobe odd\nmodprobe: FATAL: Module odd not found in directory /lib/modules/6.8\n"
+        f"root@n1:~# depmod -a\n{later}"
+    )
+    assert bool(diagnose({"log": log}, BOOK).first) == failed
+
+
+def test_a_command_that_only_looks_takes_no_failure_back() -> None:
+    log = "root@n1:~# dmesg | tail\nCUDA error: an illegal memory access\nroot@n1:~# dmesg | tail\nquiet\n"
+    assert diagnose({"log": log}, BOOK).first
+
+
 def test_an_exit_code_of_0_that_somebody_asked_for_is_a_good_end() -> None:
     log = "n1:1:2 [0] UCX  ERROR send(fd=-1) failed: Bad file descriptor\nuserx@n1:~$ echo $?\n"
     assert diagnose({"log": f"{log}0\n"}, BOOK).first is None
