@@ -109,7 +109,8 @@ class _Stream(Struct, frozen=True):
 class Log:
     """The text of one log under the `name` it is shown by. Built once, searched many times; it only remembers where
     words begin. What a collector put before all lines stands apart, in `heads`. Warnings about pods that are well by
-    now are left out: their lines are empty. `done`: lines of steps of a build that ended well."""
+    now are left out: their lines are empty. `done`: lines that tell of no failure whatever they say: of steps of a
+    build that ended well, and of commands that worked when they were typed again."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name

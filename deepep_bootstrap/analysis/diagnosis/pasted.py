@@ -27,8 +27,8 @@ TYPED = re.compile(rf"{ENVIRONMENT}(?:{PROMPT}|\$) (?P<name>[a-z]+)\b")
 AT_PROMPT = re.compile(rf"{ENVIRONMENT}(?:{PROMPT}|\$) (?P<text>\S.*)")
 
 ONLY_LOOKS = re.compile(
-    rf"(?:sudo )?(?:{'|'.join(sorted(LOOKS))}|dmesg|journalctl|squeue|sinfo|sacct|scontrol show|ps|df|free|systemctl status"
-    r"|kubectl (?:\S+ \S+ )?(?:get|describe|logs)|docker (?:ps|logs))\b"
+    rf"(?:sudo )?(?:{'|'.join(sorted(LOOKS))}|dmesg|journalctl|squeue|sinfo|sacct|scontrol show|ps|df|free"
+    r"|systemctl status|kubectl (?:\S+ \S+ )?(?:get|describe|logs)|docker (?:ps|logs))\b"
 )
 """A command that only shows what others did: that it shows no failure any more says nothing about the one before."""
 
@@ -83,15 +83,15 @@ def is_answer(lines: Sequence[str], number: int) -> bool:
 
 
 def worked_at_last(lines: Sequence[str], fails: Callable[[int], bool]) -> frozenset[int]:
-    """Return the lines, counted from 0, of a command that somebody typed again further down, where it printed little and
-    nothing that `fails` the last time."""
+    """Return the lines, counted from 0, of a command that somebody typed again further down, where it printed little
+    the last time, and nothing that `fails`."""
     starts = [(number, match["text"].strip()) for number, line in enumerate(lines) if (match := AT_PROMPT.match(line))]
     runs = defaultdict[str, list[range]](list)
     for (number, text), (end, _) in itertools.pairwise((*starts, (len(lines), ""))):
         if not ONLY_LOOKS.match(text):
             runs[text].append(range(number, end))
-    again = (each for each in runs.values() if len(each) > 1 and len(each[-1]) <= ROWS and not any(map(fails, each[-1])))
-    return frozenset(number for each in again for run in each[:-1] for number in run)
+    worked = (each for each in runs.values() if len(each[-1]) <= ROWS and not any(map(fails, each[-1])))
+    return frozenset(number for each in worked for run in each[:-1] for number in run)
 
 
 class ExitCode(Struct, frozen=True):
