@@ -25,10 +25,12 @@ IN_QUERY = re.compile(
     re.IGNORECASE,
 )
 NAMED = re.compile(
-    rf"""(?P<name>(?<![A-Za-z0-9_.-])["']?{NAMES}["']?[ \t]*(?:=>|[:=])[ \t]*)"""
+    rf"""(?P<name>(?<![A-Za-z0-9_.-])["']?{NAMES}(?<!error)(?<!exception)["']?[ \t]*(?:=>|[:=])[ \t]*)"""
     r"""(?P<value>"(?:\\.|[^"\\\n])*"|'[^'\n]*'|[^\s"]+)""",
     re.IGNORECASE,
 )
+"""What stands behind an exception's name (NoCredentialsError: Unable to locate credentials) is its message."""
+
 OPTION = re.compile(
     rf"(?P<name>(?<!\S)--?{NAMES}[ \t]+)(?P<value>\"[^\"\n]*\"|'[^'\n]*'|(?!-)[^\s\"']+)", re.IGNORECASE
 )

@@ -67,6 +67,7 @@ HARMLESS = [
     "sha256-QWph8aBQ/TySa69tYU/QwyGAtB7cFzT4TxzSJk2Eksw=",
     "-DNVSHMEM_IBGDA_SUPPORT=ON -O2 x.cu:17:3: error: expected ';' before token",
     "error: n001: permission denied (publickey,password).",
+    "botocore.exceptions.NoCredentialsError: Unable to locate credentials",
     "alice ran it on n001, 10.0.0.7",
 ]
 
