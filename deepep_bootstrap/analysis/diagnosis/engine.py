@@ -254,8 +254,8 @@ def _told(ranked: Sequence[_Found], first: FirstError | None, looked: Looked) ->
 
 
 def _is_far_below(found: _Found, first: FirstError, parts: Sequence[_LogEnd]) -> bool:
-    """Return whether all lines of a cause stand below the first error of their log, and none beside it: of the causes
-    named with TELLS and more on unseen logs a third was wrong or not enough there, a tenth elsewhere."""
+    """Return whether all lines of a cause stand below the first error of their log and those shown around it. Of the
+    causes named with TELLS and more on unseen logs 7 of 19 were wrong or not enough there, 61 of 414 elsewhere."""
     lines = [hit.line + 1 for _, place, hit in found.signs if parts[place].log.name == first.evidence.log]
     return len(lines) == len(found.signs) and min(lines) > first.evidence.line + BELOW
 
@@ -428,6 +428,7 @@ def _log_end(log: Log, ending: Ending) -> _LogEnd:
 
 
 def _tells_failure(line: str, ending: Ending) -> bool:
+    """Return whether a line tells of a failure, and is no warning or what looks like one."""
     return any(pattern.regex.search(line) for pattern in ending.badly) and not any(
         pattern.regex.search(line) for pattern in (*ending.mild, *ending.fine)
     )
