@@ -241,16 +241,14 @@ def _told(ranked: Sequence[_Found], first: FirstError | None, looked: Looked) ->
     itself."""
     if not ranked:
         return _in_general(first, looked.parts, looked.rules)
-    if first is None:
-        return tuple(_finding(each, looked.parts) for each in ranked)
-    only_follows = _only_follows(ranked[0], first, looked.rules.ending)
-    if _is_far_below(ranked[0], first, looked.parts):
-        ranked = [replace(each, state=True) for each in ranked]
-    findings = tuple(_finding(each, looked.parts) for each in ranked)
-    if not only_follows:
-        return findings
-    kinds = _in_general(first, looked.parts, looked.rules)
-    return (*(each for each in kinds if each.confidence >= KIND_FIRST), *findings)
+    kinds: tuple[Finding, ...] = ()
+    if first is not None:
+        if _only_follows(ranked[0], first, looked.rules.ending):
+            said = _in_general(first, looked.parts, looked.rules)
+            kinds = tuple(each for each in said if each.confidence >= KIND_FIRST)
+        if _is_far_below(ranked[0], first, looked.parts):
+            ranked = [replace(each, state=True) for each in ranked]
+    return (*kinds, *(_finding(each, looked.parts) for each in ranked))
 
 
 def _is_far_below(found: _Found, first: FirstError, parts: Sequence[_LogEnd]) -> bool:
@@ -415,7 +413,7 @@ def line_json(line: Evidence | None) -> dict[str, Any] | None:
 def _log_end(log: Log, ending: Ending) -> _LogEnd:
     """Return the log with the part of it that counts: what stands before a good end is over, unless something died
     before it and was not tried again."""
-    log.done |= worked_at_last(log.lines, lambda line: _tells_failure(log.lines[line], ending))
+    log.done |= worked_at_last(log.lines, lambda run: _fails_within(log, ending, run))
     asked = asked_code(log.lines)
     start = _after_good_end(log, ending, asked)
     errors = LogErrors(log, start, ending)
@@ -425,13 +423,6 @@ def _log_end(log: Log, ending: Ending) -> _LogEnd:
     if failure is None and asked and asked.code:
         failure = Hit(asked.line, log.lines[asked.line].strip(), "")
     return _LogEnd(log, start, failure, _got_over(log, ending.together), errors)
-
-
-def _tells_failure(line: str, ending: Ending) -> bool:
-    """Return whether a line tells of a failure, and is no warning or what looks like one."""
-    return any(pattern.regex.search(line) for pattern in ending.badly) and not any(
-        pattern.regex.search(line) for pattern in (*ending.mild, *ending.fine)
-    )
 
 
 def _after_good_end(log: Log, ending: Ending, asked: ExitCode | None) -> int:
@@ -478,6 +469,12 @@ def _last(log: Log, patterns: Sequence[Pattern], before: int | None = None) -> i
 
 def _failure(log: Log, ending: Ending, start: int) -> Hit | None:
     return _earliest(log, ending.badly, start, but=(*ending.mild, *ending.fine))
+
+
+def _fails_within(log: Log, ending: Ending, lines: range) -> bool:
+    """Return whether one of these lines of a log tells of a failure."""
+    failure = _failure(log, ending, lines.start)
+    return failure is not None and failure.line < lines.stop
 
 
 def _earliest(log: Log, patterns: Sequence[Pattern], start: int = 0, *, but: Sequence[Pattern] = ()) -> Hit | None:

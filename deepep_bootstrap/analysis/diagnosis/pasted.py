@@ -11,20 +11,16 @@ from msgspec import Struct
 
 from deepep_bootstrap.analysis.diagnosis.log import bare
 
-ENVIRONMENT = r"(?:\(\S{1,40}\) )?"
-"""The name of a virtual environment before a prompt."""
+AT_PROMPT = r"(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^#$\n]{0,80}[#$]|\$) "
+"""A prompt, with or without the name of a virtual environment before it."""
 
-PROMPT = r"\[?[\w.-]+@[\w.-]+[: ][^#$\n]{0,80}[#$]"
-
-COMMAND = re.compile(rf"{ENVIRONMENT}(?:{PROMPT}|\$) \S|\++ \S")
+COMMAND = re.compile(rf"{AT_PROMPT}\S|\++ \S")
 """A command that somebody typed at a prompt, or that `set -x` prints before it runs."""
 
 LOOKS = frozenset(("ls", "stat", "cat", "find", "grep", "which", "readlink", "du", "head", "tail"))
 """Commands by which somebody looks whether something is there."""
 
-TYPED = re.compile(rf"{ENVIRONMENT}(?:{PROMPT}|\$) (?P<name>[a-z]+)\b")
-
-AT_PROMPT = re.compile(rf"{ENVIRONMENT}(?:{PROMPT}|\$) (?P<text>\S.*)")
+TYPED = re.compile(rf"{AT_PROMPT}(?=\S)(?P<text>(?:(?P<name>[a-z]+)\b)?.*)")
 
 ONLY_LOOKS = re.compile(
     rf"(?:sudo )?(?:{'|'.join(sorted(LOOKS))}|dmesg|journalctl|squeue|sinfo|sacct|scontrol show|ps|df|free"
@@ -82,15 +78,15 @@ def is_answer(lines: Sequence[str], number: int) -> bool:
     return typed is not None and typed["name"] == name
 
 
-def worked_at_last(lines: Sequence[str], fails: Callable[[int], bool]) -> frozenset[int]:
+def worked_at_last(lines: Sequence[str], fails: Callable[[range], bool]) -> frozenset[int]:
     """Return the lines, counted from 0, of a command that somebody typed again further down, where it printed little
-    the last time, and nothing that `fails`."""
-    starts = [(number, match["text"].strip()) for number, line in enumerate(lines) if (match := AT_PROMPT.match(line))]
+    the last time, and among those lines nothing `fails`."""
+    starts = [(number, match["text"].strip()) for number, line in enumerate(lines) if (match := TYPED.match(line))]
     runs = defaultdict[str, list[range]](list)
     for (number, text), (end, _) in itertools.pairwise((*starts, (len(lines), ""))):
         if not ONLY_LOOKS.match(text):
             runs[text].append(range(number, end))
-    worked = (each for each in runs.values() if len(each[-1]) <= ROWS and not any(map(fails, each[-1])))
+    worked = (each for each in runs.values() if len(each) > 1 and len(each[-1]) <= ROWS and not fails(each[-1]))
     return frozenset(number for each in worked for run in each[:-1] for number in run)
 
 
