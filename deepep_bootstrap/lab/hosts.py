@@ -210,8 +210,11 @@ def enter(the_lab: Lab, name: str) -> tuple[str, ...]:
 def boot_id(the_lab: Lab, name: str) -> str:
     """Return the boot id of a running host, empty when it is off."""
     pid = cluster_lab.alive(the_lab, name)
-    path = Path(f"/proc/{pid}/root/run/boot_id")
-    return path.read_text(encoding="ascii").strip() if pid and path.exists() else ""
+    try:
+        return Path(f"/proc/{pid}/root/run/boot_id").read_text(encoding="ascii").strip() if pid else ""
+    except (FileNotFoundError, ProcessLookupError):
+        # It went off since it was seen running, or is not that far in its boot.
+        return ""
 
 
 def logs(the_lab: Lab) -> list[Path]:
