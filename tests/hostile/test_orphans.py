@@ -132,11 +132,12 @@ def orphan(engine: Engine) -> str:
     (job,) = builds(lab)
     session = owner_of_scratch(lab)
     os.killpg(process.pid, signal.SIGSTOP)  # else it sees that the session ended, and takes away what that held
-    # Who is stopped starts nobody that is not in the list.
+    # All are stopped before any dies: who is stopped starts nobody that is not in the list, and who sees another of them
+    # dead takes the allocation away.
     lab.nsenter(
         "n001",
-        f"parent=$(ps -o ppid= -p {session}) && kill -STOP $parent && kill -KILL $parent $(ps -o pid= --ppid $parent) "
-        f"{session}",
+        f"parent=$(ps -o ppid= -p {session}) && kill -STOP $parent && all=\"$parent $(ps -o pid= --ppid $parent) {session}\""
+        " && kill -STOP $all && kill -KILL $all",
     )
     with suppress(ProcessLookupError):
         kill(process)
