@@ -136,7 +136,7 @@ def orphan(engine: Engine) -> str:
     # dead takes the allocation away.
     lab.nsenter(
         "n001",
-        f"parent=$(ps -o ppid= -p {session}) && kill -STOP $parent && all=\"$parent $(ps -o pid= --ppid $parent) {session}\""
+        f'parent=$(ps -o ppid= -p {session}) && kill -STOP $parent && all="$parent $(ps -o pid= --ppid $parent) {session}"'
         " && kill -STOP $all && kill -KILL $all",
     )
     with suppress(ProcessLookupError):
