@@ -492,8 +492,8 @@ def _is(patterns: Sequence[Pattern], log: Log, hit: Hit) -> bool:
 def _died(log: Log, ending: Ending, before: int) -> bool:
     """Return whether something ended for good before a line, and was not tried again."""
     hits = (hit for pattern in ending.fatal for hit in log.find(pattern) if not _is(ending.mild, log, hit))
-    died = any(hit.line < before and not _lived_on(log, ending, hit.line) for hit in hits)
-    return died and not _earliest(log, ending.again)
+    died = [hit.line for hit in hits if hit.line < before and not _lived_on(log, ending, hit.line)]
+    return bool(died) and not _earliest(log, ending.again, min(died))
 
 
 def _lived_on(log: Log, ending: Ending, line: int) -> bool:
