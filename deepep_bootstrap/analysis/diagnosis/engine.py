@@ -429,13 +429,22 @@ def _after_good_end(log: Log, ending: Ending, asked: ExitCode | None) -> int:
     """Return the line after the last good end, 0 where none holds: something failed below it, or died before it. An
     exit code that somebody asked for is a good end where it is 0, and a failure where it is not. Pods that somebody
     looked at until they were ready have come up."""
-    whole = _last(log, ending.whole) + 1
+    whole = max(_last(log, ending.whole), _verdict(log, ending)) + 1
     answered = asked.line + 1 if asked and not asked.code else 0
     said = max(_last_said(log, ending.well) + 1, _went_on(log, ending) + 1)
     start = max(said, came_up(log.lines), answered, whole)
     refused = asked is not None and asked.code != 0 and asked.line >= start
     failed = refused or _failure(log, ending, start) or (start > whole and _died(log, ending, start))
     return 0 if failed else start
+
+
+def _verdict(log: Log, ending: Ending) -> int:
+    """Return the last line of a log where it says of all that stands above it that it went well, -1 where it does
+    not."""
+    last = next((line for line in range(len(log.lines) - 1, -1, -1) if log.lines[line].strip()), -1)
+    if last < 0 or not any(pattern.regex.search(log.lines[last][:WINDOW]) for pattern in ending.verdict):
+        return -1
+    return -1 if _failure(log, ending, last) else last
 
 
 def _went_on(log: Log, ending: Ending) -> int:

@@ -194,7 +194,7 @@ FOLDER = "rules/causes"
 
 KIND = ValueForm(r"program|library", "program or library")
 PATTERN = ValueForm(r"[^\n]+", "a regular expression for one line")
-ON_LINES = ("noise", "mild", "thrown", "followed", "waited", "slow", "lesser", "fine")
+ON_LINES = ("verdict", "noise", "mild", "thrown", "followed", "waited", "slow", "lesser", "fine")
 """Patterns of [ending] that are tried on lines found by others and never looked for: they need no word."""
 
 
@@ -298,8 +298,8 @@ class Harmless(Struct, frozen=True):
 
 class Ending(Struct, frozen=True):
     """The lines by which the end of a run is known: lines that say that it went `well`, those of whoever runs the
-    `whole` job, those of a run that is `going` on, those that it prints when all ranks have done a step `together`, and
-    lines that say it did not; among these the `fatal` ones, after which nothing goes on but what is tried `again`; the
+    `whole` job, the `verdict` that is the last line of a log, those of a run that is `going` on, those that it prints
+    when all ranks have done a step `together`, and lines that say it did not; among these the `fatal` ones, after which nothing goes on but what is tried `again`; the
     `noise` of programs that print what they look for; and how `mild` lines look, warnings of a program that goes on:
     none shows a failure, and none is a sign unless the sign is `warned`, or nothing else tells why. For the first error
     of a failure also lines that tell `errors`, and `words` that do where there was one; lines that `followed` from
@@ -308,6 +308,7 @@ class Ending(Struct, frozen=True):
 
     well: tuple[Pattern, ...] = ()
     whole: tuple[Pattern, ...] = ()
+    verdict: tuple[Pattern, ...] = ()
     going: tuple[Pattern, ...] = ()
     together: tuple[Pattern, ...] = ()
     badly: tuple[Pattern, ...] = ()
