@@ -20,7 +20,10 @@ COMMAND = re.compile(rf"{AT_PROMPT}\S|\++ \S")
 LOOKS = frozenset(("ls", "stat", "cat", "find", "grep", "which", "readlink", "du", "head", "tail"))
 """Commands by which somebody looks whether something is there."""
 
-TYPED = re.compile(rf"{AT_PROMPT}(?=\S)(?P<text>(?:(?P<name>[a-z]+)\b)?.*)")
+TYPED = re.compile(rf"(?:{AT_PROMPT}|(?P<traced>\++) )(?=\S)(?P<text>(?:(?P<name>[a-z]+)\b)?.*)")
+
+PAUSES = re.compile(r"(?:sleep|echo|true|test|let)\b|\[|\(\(")
+"""What a script runs between two tries of a command."""
 
 ONLY_LOOKS = re.compile(
     rf"(?:sudo )?(?:{'|'.join(sorted(LOOKS))}|dmesg|journalctl|squeue|sinfo|sacct|scontrol show|ps|df|free"
@@ -79,13 +82,18 @@ def is_answer(lines: Sequence[str], number: int) -> bool:
 
 
 def worked_at_last(lines: Sequence[str], fails: Callable[[range], bool]) -> frozenset[int]:
-    """Return the lines, counted from 0, of a command that somebody typed again further down, where it printed little
-    the last time, and among those lines nothing `fails`."""
-    starts = [(number, match["text"].strip()) for number, line in enumerate(lines) if (match := TYPED.match(line))]
-    runs = defaultdict[str, list[range]](list)
-    for (number, text), (end, _) in itertools.pairwise((*starts, (len(lines), ""))):
+    """Return the lines, counted from 0, of a command that somebody typed again further down, or that a script tried
+    again at once, where it printed little the last time, and among those lines nothing `fails`."""
+    runs = defaultdict[tuple[str, int], list[range]](list)
+    commands = [(number, match) for number, line in enumerate(lines) if (match := TYPED.match(line))]
+    ends = [*(number for number, _ in commands[1:]), len(lines)]
+    row, before = 0, ""
+    for (number, command), end in zip(commands, ends, strict=False):
+        text = command["text"].strip()
+        if command["traced"] and PAUSES.match(text) is None:
+            row, before = row + (text != before), text
         if not ONLY_LOOKS.match(text):
-            runs[text].append(range(number, end))
+            runs[text, row if command["traced"] else 0].append(range(number, end))
     worked = (each for each in runs.values() if len(each) > 1 and len(each[-1]) <= ROWS and not fails(each[-1]))
     return frozenset(number for each in worked for run in each[:-1] for number in run)
 
