@@ -299,12 +299,13 @@ class Harmless(Struct, frozen=True):
 class Ending(Struct, frozen=True):
     """The lines by which the end of a run is known: lines that say that it went `well`, those of whoever runs the
     `whole` job, the `verdict` that is the last line of a log, those of a run that is `going` on, those that it prints
-    when all ranks have done a step `together`, and lines that say it did not; among these the `fatal` ones, after which nothing goes on but what is tried `again`; the
-    `noise` of programs that print what they look for; and how `mild` lines look, warnings of a program that goes on:
-    none shows a failure, and none is a sign unless the sign is `warned`, or nothing else tells why. For the first error
-    of a failure also lines that tell `errors`, and `words` that do where there was one; lines that `followed` from
-    another one's, the message of what was `thrown` and not caught, lines of a process that only `waited` or are `slow`,
-    `lesser` ones that a program goes on after, and such as are `fine` although they have the words."""
+    when all ranks have done a step `together`, and lines that say it did not; among these the `fatal` ones, after which
+    nothing goes on but what is tried `again`; the `noise` of programs that print what they look for; and how `mild`
+    lines look, warnings of a program that goes on: none shows a failure, and none is a sign unless the sign is
+    `warned`, or nothing else tells why. For the first error of a failure also lines that tell `errors`, and `words`
+    that do where there was one; lines that `followed` from another one's, the message of what was `thrown` and not
+    caught, lines of a process that only `waited` or are `slow`, `lesser` ones that a program goes on after, and such as
+    are `fine` although they have the words."""
 
     well: tuple[Pattern, ...] = ()
     whole: tuple[Pattern, ...] = ()
