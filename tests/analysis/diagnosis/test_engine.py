@@ -388,6 +388,34 @@ def test_whoever_runs_the_whole_job_is_believed_that_it_went_well() -> None:
     assert diagnose({"log": "Job 'raysubmit_8Hq2' succeeded\n" + died}, BOOK).first
 
 
+@pytest.mark.parametrize(
+    ("end", "failed"),
+    [
+        ("==== job 60211 done, exit 0 ====", False),
+        ("acceptance n[1-2]: PASS (exit 0)", False),
+        ("+ exit 0", False),
+        ("==== job 60211 done, exit 0 ====\nlistening", True),
+        ("==== job 60211 done, exit 3 ====", True),
+        ("n2 : ok=4 changed=1 unreachable=0 failed=1 skipped=0", True),
+        ("[testing] case 4 ... passed", True),
+    ],
+)
+def test_the_last_line_of_a_log_is_a_verdict_on_all_of_it(end: str, failed: bool) -> None:
+    died = "Traceback (most recent call last):\nOddError: odd\nsrun: error: n1: task 0: Exited with exit code 1\n"
+    assert bool(diagnose({"log": f"{died}{end}\n\n"}, BOOK).first) == failed
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "failed"), [("odd: attempt 2\n", "", True), ("", "odd: attempt 2\n", False), ("", "", True)]
+)
+def test_what_died_is_tried_again_only_by_what_comes_after_it(before: str, after: str, failed: bool) -> None:
+    log = (
+        f"error: odd could not be done\n{before}n1 : ok=9 changed=3 unreachable=0 failed=1 skipped=1\n"
+        f"{after}n2 : ok=7 changed=3 unreachable=0 failed=0 skipped=1\n"
+    )
+    assert bool(diagnose({"log": log}, BOOK).first) == failed
+
+
 def test_a_line_that_tells_a_cause_is_the_first_error_where_nothing_says_how_the_log_ended() -> None:
     marked = "there are not enough slots available in the system to satisfy the 20\nlistening\n"
     found = diagnose({"log": f"starting\n{marked}"}, BOOK)
@@ -434,6 +462,16 @@ def test_a_command_that_went_well_when_it_was_typed_again_did_not_fail(later: st
         "root@n1:~# modprobe odd\nmodprobe: FATAL: Module odd not found in directory /lib/modules/6.8\n"
         f"root@n1:~# depmod -a\n{later}"
     )
+    assert bool(diagnose({"log": log}, BOOK).first) == failed
+
+
+@pytest.mark.parametrize(
+    ("between", "failed"),
+    [("+ sleep 5\n", False), ("+ sleep 5\n+ echo again\nagain\n", False), ("+ scp odd n2:\n", True)],
+)
+def test_a_command_that_a_script_tries_again_at_once_did_not_fail(between: str, failed: bool) -> None:
+    """The same command elsewhere in a script is another use of it, mostly of another host or file."""
+    log = f"+ ib_write_bw n2\nCouldn't connect to n2:18515\n{between}+ ib_write_bw n2\n65536 5000 391.84\n"
     assert bool(diagnose({"log": log}, BOOK).first) == failed
 
 
