@@ -1,9 +1,9 @@
 """How long `invoke diagnose` takes for long logs: python tests/bench/bench_diagnose.py [MB …]
 
 A log of this size is made of ordinary lines of a NCCL and DeepEP run on 64 ranks, with one failure at its end; a second
-one repeats a message that looks like a cause on every line, in a third every line fits a sign, and a fourth is one
-line. Prints seconds of CPU time, lines per second, and how many times as long as the size before: twice the size should
-take about twice the time.
+one repeats a message that looks like a cause on every line, in a third every line fits a sign, a fourth is one line,
+and in a fifth a script runs each command twice. Prints seconds of CPU time, lines per second, and how many times as
+long as the size before: twice the size should take about twice the time.
 """
 
 from __future__ import annotations
@@ -55,12 +55,19 @@ def one_line(size: int) -> str:
     return "".join(step.format(number % 100) for number in range(size // len(step))) + FAILURE
 
 
+def repeated(size: int) -> str:
+    """Return commands of a script that runs each of them twice at once."""
+    tries = "+ cp {number}.bin /mnt/n{number}\ncopied\n" * 2
+    block = "".join(tries.format(number=number) for number in range(1_000_000, 1_000_000 + size // len(tries)))
+    return block + FAILURE
+
+
 def main() -> None:
     """Measure each kind of log at each size."""
     begin = time.process_time()
     rules = read_shipped_causes(ROOT)
     print(f"reading the rules: {time.process_time() - begin:.2f} s of CPU time")
-    for kind in (ordinary, suspicious, fitting, one_line):
+    for kind in (ordinary, suspicious, fitting, one_line, repeated):
         before = None
         for megabytes in map(int, sys.argv[1:] or ("15", "30")):
             text = kind(megabytes * 1_000_000)

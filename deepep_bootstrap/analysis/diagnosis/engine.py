@@ -16,6 +16,7 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     FirstError,
     LogErrors,
     first_error,
+    fits,
     follows,
     goes_on,
     package_of,
@@ -481,9 +482,11 @@ def _failure(log: Log, ending: Ending, start: int) -> Hit | None:
 
 
 def _fails_within(log: Log, ending: Ending, lines: range) -> bool:
-    """Return whether one of these lines of a log tells of a failure."""
-    failure = _failure(log, ending, lines.start)
-    return failure is not None and failure.line < lines.stop
+    """Return whether one of these lines of a log tells of a failure. A log may have many commands that ran twice: so
+    only their own lines are looked at, one by one."""
+    but = (*ending.mild, *ending.fine)
+    texts = (log.lines[line][: 2 * WINDOW] for line in lines if line not in log.done)
+    return any(fits(ending.badly, text) and not any(each.regex.search(text) for each in but) for text in texts)
 
 
 def _earliest(log: Log, patterns: Sequence[Pattern], start: int = 0, *, but: Sequence[Pattern] = ()) -> Hit | None:

@@ -505,7 +505,7 @@ def _is_consequence(log: Log, line: int, ending: Ending, found: Sequence[ErrorLi
     """Return whether an error on a line followed from another one in its log, told before it."""
     if _is_chained(log, line):
         return True
-    return _fits(ending.thrown, log.lines[line][:2000]) and any(each.grade <= WAITED for each in found)
+    return fits(ending.thrown, log.lines[line][:2000]) and any(each.grade <= WAITED for each in found)
 
 
 def _grade(line: str, ending: Ending) -> int:
@@ -517,10 +517,11 @@ def _grade(line: str, ending: Ending) -> int:
 def _says(patterns: Sequence[Pattern], line: str) -> bool:
     """Return whether a line fits one of the patterns, with or without what its launcher put before it."""
     text = bare(line, keep_indent=True)
-    return _fits(patterns, line) or (text != line and _fits(patterns, text))
+    return fits(patterns, line) or (text != line and fits(patterns, text))
 
 
-def _fits(patterns: Sequence[Pattern], line: str) -> bool:
+def fits(patterns: Sequence[Pattern], line: str) -> bool:
+    """Return whether a line fits one of the patterns, which have words to look for."""
     small = line.lower()
     return any(pattern.regex.search(line) for pattern in patterns if any(word in small for word in pattern.words))
 
@@ -685,7 +686,7 @@ def _owner(kind: str, text: str, around: Sequence[str], logs: Sequence[Log], rul
     """Return the program or library that a line belongs to: by the line, else by the nearest one that names one, else
     (a program) by any line of the logs."""
     origins = [origin for origin in rules.origins if origin.kind == kind]
-    named = (origin.name for line in (text, *around) for origin in origins if _fits(origin.find, line))
+    named = (origin.name for line in (text, *around) for origin in origins if fits(origin.find, line))
     elsewhere = (origin.name for log in logs for origin in origins if any(_stands(log, each) for each in origin.find))
     return next(itertools.chain(named, elsewhere), "")
 
@@ -697,7 +698,7 @@ def _stands(log: Log, pattern: Pattern) -> bool:
 def _asks(text: str, around: Sequence[str], rules: CauseSet) -> Iterator[str]:
     """Yield what one needs to know of such a failure."""
     for symptom in rules.symptoms:
-        if any(_fits(symptom.find, line) for line in (text, *around[:4])):
+        if any(fits(symptom.find, line) for line in (text, *around[:4])):
             yield symptom.ask
     owner = _owner("library", text, around, (), rules)
     yield from (origin.ask for origin in rules.origins if origin.name == owner and origin.ask)
