@@ -59,7 +59,7 @@ class Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.loader: Any = None
         self.collector: Collector | None = None
         # Registered before multiprocessing registers its own, so it runs after the script's processes were waited for.
-        atexit.register(self.finish)
+        atexit.register(self.finish_at_exit)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -107,6 +107,11 @@ class Hook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                     self.finish()
 
         return start_processes
+
+    def finish_at_exit(self) -> None:
+        """Finish when the launcher ends. An interrupt ends only the waiting: whoever ends a job may signal twice."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self.finish()
 
     def finish(self) -> None:
         """Wait for the last output of the ranks; whoever was forked off the launcher has nothing to do with it."""

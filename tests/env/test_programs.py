@@ -184,6 +184,15 @@ def test_interrupt_reaches_the_script(environment: dict[str, str], tmp_path: Pat
     assert "KeyboardInterrupt" in rest
 
 
+def test_an_interrupt_while_the_last_output_is_waited_for_says_nothing(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Slurm and whoever ends a job signal more than once."""
+    done = run(ranks(tmp_path, DEMO, "leave"), environment)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "launcher ends"
+
+
 def descendants(pid: int) -> Iterator[int]:
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         yield int(child)

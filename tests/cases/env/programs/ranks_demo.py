@@ -1,8 +1,10 @@
 """What a test of ranks.py runs: processes through torch, as DeepEP's own tests start them, that end as the first word says."""
 
+import atexit
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -34,6 +36,8 @@ def rank(local_rank: int, how: str, number: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "exit" and local_rank == 1:
         sys.exit(7)
+    elif how == "leave" and local_rank == 1:
+        subprocess.Popen(["sleep", "8"])  # holds the rank's output, so that its end is waited for
     elif how == "wait":
         print("waiting", flush=True)
         print("half a line", end="", flush=True)
@@ -47,10 +51,13 @@ if __name__ == "__main__":
     print(f"pid {os.getpid()}", flush=True)
     if how := {"fork": "fork"}.get(HOW):
         torch.multiprocessing.start_processes(rank, (HOW, NUMBER), NUMBER, start_method=how)
-    elif HOW == "later":
+    elif HOW in {"later", "leave"}:
         context = torch.multiprocessing.start_processes(rank, (HOW, NUMBER), NUMBER, join=False)
         while not context.join():
             pass
     else:
         torch.multiprocessing.spawn(rank, args=(HOW, NUMBER), nprocs=NUMBER)
+    if HOW == "leave":
+        # Runs before what was registered earlier, which then waits: somebody has no patience.
+        atexit.register(subprocess.Popen, ["sh", "-c", f"sleep 1; kill -INT {os.getpid()}"])
     print("launcher ends", flush=True)
