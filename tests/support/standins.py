@@ -129,7 +129,13 @@ def main(folder: Path, prefix: Path) -> int:
     """Build everything and print what happens, one event a line."""
     prepared = prepare(folder)
     request = prepared.request(prefix, prepared.wanted(prepared.toolkit()))
-    outcomes = run(request, lambda event: print(event.entry, event.state, event.line, flush=True))
+
+    def say(event: Event) -> None:
+        # In one piece: entries are built at the same time, and `print` writes each word and the end of the line by itself.
+        sys.stdout.write(f"{event.entry} {event.state} {event.line}\n")
+        sys.stdout.flush()
+
+    outcomes = run(request, say)
     return 0 if all(outcome.state in {"done", "unchanged"} for outcome in outcomes.values()) else 1
 
 
