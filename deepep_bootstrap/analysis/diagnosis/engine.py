@@ -443,9 +443,7 @@ def _verdict(log: Log, ending: Ending) -> int:
     """Return the last line of a log where it says of all that stands above it that it went well, -1 where it does
     not."""
     last = next((line for line in range(len(log.lines) - 1, -1, -1) if log.lines[line].strip()), -1)
-    if last < 0 or not any(pattern.regex.search(log.lines[last][:WINDOW]) for pattern in ending.verdict):
-        return -1
-    return -1 if _failure(log, ending, last) else last
+    return last if last >= 0 and _is(ending.verdict, log, last) and not _failure(log, ending, last) else -1
 
 
 def _went_on(log: Log, ending: Ending) -> int:
@@ -485,25 +483,25 @@ def _fails_within(log: Log, ending: Ending, lines: range) -> bool:
     """Return whether one of these lines of a log tells of a failure. A log may have many commands that ran twice: so
     only their own lines are looked at, one by one."""
     but = (*ending.mild, *ending.fine)
-    texts = (log.lines[line][: 2 * WINDOW] for line in lines if line not in log.done)
-    return any(fits(ending.badly, text) and not any(each.regex.search(text) for each in but) for text in texts)
+    own = (line for line in lines if line not in log.done)
+    return any(fits(ending.badly, log.lines[line][: 2 * WINDOW]) and not _is(but, log, line) for line in own)
 
 
 def _earliest(log: Log, patterns: Sequence[Pattern], start: int = 0, *, but: Sequence[Pattern] = ()) -> Hit | None:
     """Return the first line that fits one of `patterns` and none of `but`, of no step that ended well."""
     each = ((hit for hit in log.find(pattern, start) if hit.line not in log.done) for pattern in patterns)
-    hits = (next((hit for hit in found if not _is(but, log, hit)), None) for found in each)
+    hits = (next((hit for hit in found if not _is(but, log, hit.line)), None) for found in each)
     return min((hit for hit in hits if hit), key=lambda hit: hit.line, default=None)
 
 
-def _is(patterns: Sequence[Pattern], log: Log, hit: Hit) -> bool:
-    """Return whether the line of a hit, of a long one its beginning, fits one of `patterns`, too."""
-    return any(pattern.regex.search(log.lines[hit.line], 0, 2 * WINDOW) for pattern in patterns)
+def _is(patterns: Sequence[Pattern], log: Log, line: int) -> bool:
+    """Return whether a line, of a long one its beginning, fits one of `patterns`."""
+    return any(pattern.regex.search(log.lines[line], 0, 2 * WINDOW) for pattern in patterns)
 
 
 def _died(log: Log, ending: Ending, before: int) -> bool:
     """Return whether something ended for good before a line, and was not tried again."""
-    hits = (hit for pattern in ending.fatal for hit in log.find(pattern) if not _is(ending.mild, log, hit))
+    hits = (hit for pattern in ending.fatal for hit in log.find(pattern) if not _is(ending.mild, log, hit.line))
     died = [hit.line for hit in hits if hit.line < before and not _lived_on(log, ending, hit.line)]
     return bool(died) and not _earliest(log, ending.again, min(died))
 
@@ -610,7 +608,7 @@ class _Look(Struct, frozen=True):
             return False
         if not sign.noisy and any(pattern.regex.search(hit.text) for pattern in self.ending.noise):
             return False
-        if not (sign.warned and self.failed) and _is(self.ending.mild, part.log, hit):
+        if not (sign.warned and self.failed) and _is(self.ending.mild, part.log, hit.line):
             return False
         if hit.line in part.log.done or (self.failed and not lasting and hit.line < part.over):
             return False

@@ -13,13 +13,11 @@ from deepep_bootstrap.analysis.diagnosis.log import bare
 AT_PROMPT = r"(?:\(\S{1,40}\) )?(?:\[?[\w.-]+@[\w.-]+[: ][^#$\n]{0,80}[#$]|\$) "
 """A prompt, with or without the name of a virtual environment before it."""
 
-COMMAND = re.compile(rf"{AT_PROMPT}\S|\++ \S")
-"""A command that somebody typed at a prompt, or that `set -x` prints before it runs."""
+COMMAND = re.compile(rf"(?:{AT_PROMPT}|(?P<traced>\++) )(?=\S)(?P<text>(?:(?P<name>[a-z]+)\b)?.*)")
+"""A command that somebody typed at a prompt, or that `set -x` prints before it runs (`traced`)."""
 
 LOOKS = frozenset(("ls", "stat", "cat", "find", "grep", "which", "readlink", "du", "head", "tail"))
 """Commands by which somebody looks whether something is there."""
-
-TYPED = re.compile(rf"(?:{AT_PROMPT}|(?P<traced>\++) )(?=\S)(?P<text>(?:(?P<name>[a-z]+)\b)?.*)")
 
 PAUSES = re.compile(r"(?:sleep|echo|true|test|let)\b|\[|\(\(")
 """What a script runs between two tries of a command."""
@@ -76,7 +74,7 @@ def is_answer(lines: Sequence[str], number: int) -> bool:
     if name not in LOOKS:
         return False
     above = next((n for n in range(number - 1, max(-1, number - ROWS), -1) if not lines[n].startswith(f"{name}: ")), -1)
-    typed = TYPED.match(lines[above]) if above >= 0 else None
+    typed = COMMAND.match(lines[above]) if above >= 0 else None
     return typed is not None and typed["name"] == name
 
 
@@ -84,7 +82,7 @@ def worked_at_last(lines: Sequence[str], fails: Callable[[range], bool]) -> froz
     """Return the lines, counted from 0, of a command that somebody typed again further down, or that a script tried
     again at once, where it printed little the last time, and among those lines nothing `fails`."""
     runs = defaultdict[tuple[str, int], list[range]](list)
-    commands = [(number, match) for number, line in enumerate(lines) if (match := TYPED.match(line))]
+    commands = [(number, match) for number, line in enumerate(lines) if (match := COMMAND.match(line))]
     ends = [*(number for number, _ in commands[1:]), len(lines)]
     row, before = 0, ""
     for (number, command), end in zip(commands, ends, strict=False):
