@@ -370,7 +370,7 @@ def _hits(log: Log, start: int, ending: Ending) -> dict[int, Hit]:
     for pattern in (*ending.badly, *ending.errors, *ending.words):
         # What goes over the end of a line is looked for in words of causes, not in those of any error.
         for hit in log.find_whole(pattern, start):
-            if hit.line not in hits and pattern.regex.search(log.lines[hit.line][:2000]):
+            if hit.line not in hits and _says((pattern,), log.lines[hit.line][:2000]):
                 hits[hit.line] = hit
     return hits
 

@@ -250,6 +250,9 @@ class Log:
         for line, at in itertools.islice(self._candidates(pattern, start), MOST_CANDIDATES):
             text = self._around(line, at)
             match = pattern.regex.search(text)
+            if match is None and pattern.anchored:
+                text = bare(text, keep_indent=True)
+                match = pattern.regex.search(text)
             if match and line != last:
                 last = line
                 yield Hit(line, _shortened(text, match), match[0])

@@ -65,6 +65,9 @@ GROUP = re.compile(r"(?<!\\)\((?!\?)")
 ONCE, REPEATED, OPTIONAL = "once", "repeated", "optional"
 """How often an item of a pattern occurs in a match: repeated is once or more."""
 
+NO_ANCHOR = re.compile(r"\[\^|\\\^|\^\(\?!")
+"""What has the sign of an anchor, and says nothing of how a line begins."""
+
 
 class Pattern(Struct, frozen=True):
     """A pattern, without regard to case unless it begins with `(?-i:`; every match contains one of `words`
@@ -78,6 +81,16 @@ class Pattern(Struct, frozen=True):
     def regex(self) -> re.Pattern[str]:
         """The compiled pattern: most of the rules' are never needed, since no log has their words."""
         return _compiled(self.source)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether it says what stands where a line begins."""
+        return _is_anchored(self.source)
+
+
+@functools.cache
+def _is_anchored(source: str) -> bool:
+    return "^" in NO_ANCHOR.sub("", source)
 
 
 @functools.cache

@@ -341,6 +341,8 @@ def test_what_slurm_says_of_a_job_is_how_it_ended(end: str, failed: bool) -> Non
         ("checkpoint /ckpt/step_200 is saved\n[userx@n1 ~]$ mpirun ./odd\n[userx@n1 ~]$ echo $?\n213", True),
         ("[userx@n1 ~]$ for h in n1 n2; do ssh $h hostname; done", True),
         ("error: [job 23] prolog failed status=1:0\n_job_complete: JobId=23 done", True),
+        ("error: [job 23] epilog failed status=1:0\n$ sacct -j 23\n23  odd  COMPLETED  0:0  00:22:51", True),
+        ("[n1:9] TCP SHUTDOWN done\n", True),
     ],
 )
 def test_a_good_end_is_what_a_program_says_or_an_exit_code_of_0(below: str, failed: bool) -> None:
@@ -364,6 +366,7 @@ def test_a_typed_command_is_no_sign_where_nothing_failed() -> None:
         ("Fatal error in PMPI_Init: Other MPI error, error stack:\nlistening", True),
         ("python: can't open file '/odd.py': [Errno 2] No such file or directory", True),
         ("level=ERROR the odd library is not there\nlevel=WARN odd", False),
+        ("saved checkpoint 3\n==== job 7 end 2024-02-19T02:11:52 rc=213 ====", True),
     ],
 )
 def test_a_log_that_ends_in_an_error_has_failed(end: str, failed: bool) -> None:
@@ -396,6 +399,7 @@ def test_whoever_runs_the_whole_job_is_believed_that_it_went_well() -> None:
         ("+ exit 0", False),
         ("==== job 60211 done, exit 0 ====\nlistening", True),
         ("==== job 60211 done, exit 3 ====", True),
+        ("200 0.714203", False),
         ("n2 : ok=4 changed=1 unreachable=0 failed=1 skipped=0", True),
         ("[testing] case 4 ... passed", True),
     ],

@@ -211,6 +211,19 @@ CHAINED = """1: Traceback (most recent call last):
             "(pid=gcs_server) [2026-07-08 06:00:39,001 E 221 221] (gcs_server) a.cc:302: Failed to reach x. Events and metrics will not be exported.\nRuntimeError: odd\n",
             2,
         ),
+        # What a line begins with stands behind the time of a collector, on some lines of the log alone.
+        (
+            "$ kubectl logs --timestamps odd-0\n2025-11-12T02:13:07.118402215Z /bin/bash: line 1: /usr/sbin/oddd: No such file or directory\nRuntimeError: odd\n",
+            2,
+        ),
+        (
+            "slurmctld: error: Couldn't find the specified plugin name for topology/odd looking at all files\nslurmctld: error: cannot find topo plugin for topology/odd\nslurmctld: fatal: Failed to initialize topology plugin\n",
+            1,
+        ),
+        (
+            "error: s_p_parse_file: cannot stat file /odd.conf: No such file or directory, using defaults\nKeyError: odd\n",
+            2,
+        ),
         ("FAILED: build/a.o\nsrc/a.cu(3): error: no such type\nninja: build stopped: subcommand failed.\n", 2),
         ("train.py FAILED\nsrun: error: n1: task 0: Exited with exit code 1\nKeyError: 'a'\n", 3),
         ("  FAILED tests/a.py::test_b - Exception\nValueError: odd\n==== 1 failed, 3 passed in 2.1s ====\n", 2),
