@@ -310,7 +310,9 @@ def first_error(
     log = logs[first.place]
     last = _innermost(log, _exception(log, first.hit.line))
     line = log.sentence(last)
-    text = (bare(log.lines[line]) if line == last else log.message(line))[:LONGEST] or first.hit.text
+    own = bare(log.lines[line])
+    goes_on_below = line != last or own.endswith(":")
+    text = (log.message(line) if goes_on_below else own)[:LONGEST] or first.hit.text
     evidence = Evidence(log.name, line + 1, text)
     near = _own_lines(log, line, REACH)
     rank, node = _who(log, line)
