@@ -869,7 +869,7 @@ def test_a_kill_after_a_failure_of_its_own_is_no_lack_of_memory() -> None:
 
 
 def test_what_kubernetes_tells_is_not_sure_beside_a_programs_own_error() -> None:
-    event = 'Warning  FailedCreatePodSandBox  kubelet  Failed to create pod sandbox: no runtime for "nvidia" is configured\n'
+    event = 'Warning  FailedCreatePodSandBox  kubelet  Failed to create pod sandbox: unknown or invalid runtime name: nvidia\n'
     own = "fabric manager NVIDIA GPU driver interface version 1.2 don't match with driver version 1.3\n"
     assert diagnose({"log": event}, BOOK).findings[0].cause == "k8s-nvidia-runtime"
     assert diagnose({"log": event}, BOOK).findings[0].confidence >= TELLS
