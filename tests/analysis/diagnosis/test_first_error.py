@@ -869,13 +869,13 @@ def test_a_kill_after_a_failure_of_its_own_is_no_lack_of_memory() -> None:
 
 
 def test_what_kubernetes_tells_is_not_sure_beside_a_programs_own_error() -> None:
-    event = 'Warning  FailedCreatePodSandBox  kubelet  Failed to create pod sandbox: unknown or invalid runtime name: nvidia\n'
+    event = "Warning  FailedCreatePodSandBox  kubelet  Failed to create pod sandbox: error getting ClusterInformation: connection is unauthorized\n"
     own = "fabric manager NVIDIA GPU driver interface version 1.2 don't match with driver version 1.3\n"
-    assert diagnose({"log": event}, BOOK).findings[0].cause == "k8s-nvidia-runtime"
+    assert diagnose({"log": event}, BOOK).findings[0].cause == "calico-cni-token-unauthorized"
     assert diagnose({"log": event}, BOOK).findings[0].confidence >= TELLS
     found = {each.cause: each.confidence for each in diagnose({"log": event + own}, BOOK).findings}
-    assert list(found) == ["fabricmanager-not-ready", "k8s-nvidia-runtime"]
-    assert found["k8s-nvidia-runtime"] < TELLS
+    assert list(found) == ["fabricmanager-not-ready", "calico-cni-token-unauthorized"]
+    assert found["calico-cni-token-unauthorized"] < TELLS
 
 
 def test_what_lasts_is_the_first_error_of_a_run_that_ended_well() -> None:
