@@ -24,7 +24,7 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     tells_error,
 )
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
-from deepep_bootstrap.analysis.diagnosis.pasted import ExitCode, asked_code, is_command, is_row, worked_at_last
+from deepep_bootstrap.analysis.diagnosis.pasted import ExitCode, asked_code, is_command, is_row, only_looks, worked_at_last
 from deepep_bootstrap.analysis.diagnosis.pod_events import came_up
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
 from deepep_bootstrap.core.redact import scrub
@@ -602,9 +602,10 @@ class _Look(Struct, frozen=True):
                 yield place, hit
 
     def _counts(self, sign: Sign, part: _LogEnd, hit: Hit, *, lasting: bool) -> bool:
-        """Return whether the line that fits a sign is one: no noise, no warning, nothing that the run got over, and
-        where nothing failed no command that somebody typed."""
-        if not self.failed and is_command(part.log.lines[hit.line]):
+        """Return whether the line that fits a sign is one: no noise, no warning, nothing that the run got over, no
+        command that only looks, and where nothing failed none that somebody typed."""
+        line = part.log.lines[hit.line]
+        if only_looks(line) or (not self.failed and is_command(line)):
             return False
         if not sign.noisy and any(pattern.regex.search(hit.text) for pattern in self.ending.noise):
             return False

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.log import Evidence, Hit, Log, bare
-from deepep_bootstrap.analysis.diagnosis.pasted import SOURCE, is_answer, is_command, is_row
+from deepep_bootstrap.analysis.diagnosis.pasted import SOURCE, is_answer, is_command, is_echoed, is_row
 from deepep_bootstrap.analysis.diagnosis.rules import CauseSet, Ending, Pattern
 
 BUNDLE = "invoke report --bundle"
@@ -282,6 +282,8 @@ class LogErrors:
                 grade = WARNED
             elif _is_cut(log, line):
                 grade = max(grade, SLOW)
+            elif is_echoed(log.lines, line):
+                grade = max(grade, FOLLOWED)
             elif grade == ERROR and (_sums_up(log, line, hits) or _is_consequence(log, line, ending, found)):
                 grade = FOLLOWED
             time, stamp = _time(log, line)

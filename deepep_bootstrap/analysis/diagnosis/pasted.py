@@ -24,7 +24,7 @@ PAUSES = re.compile(r"(?:sleep|echo|true|test|let)\b|\[|\(\(")
 
 ONLY_LOOKS = re.compile(
     rf"(?:sudo )?(?:{'|'.join(sorted(LOOKS))}|dmesg|journalctl|squeue|sinfo|sacct|scontrol show|ps|df|free"
-    r"|systemctl status|kubectl (?:\S+ \S+ )?(?:get|describe|logs)|docker (?:ps|logs))\b"
+    r"|systemctl status|kubectl (?:\S+ \S+ )?(?:get|describe|logs)|docker (?:ps|logs|inspect))\b"
 )
 """A command that only shows what others did: that it shows no failure any more says nothing about the one before."""
 
@@ -47,6 +47,8 @@ TELLING = "MESSAGE"
 ROWS = 200
 """Lines that a table may have, and what a command prints that is looked at as a whole."""
 
+ECHO = re.compile(r"echo (?:-e )?(?=\S)")
+
 CODE = re.compile(r"\s*\d{1,3}\s*")
 ASKED = re.compile(r"echo \$\?\s*$")
 """Somebody asks for the exit code of the command before."""
@@ -55,6 +57,12 @@ ASKED = re.compile(r"echo \$\?\s*$")
 def is_command(line: str) -> bool:
     """Return whether a line is a command that a shell is about to run, or that somebody typed."""
     return COMMAND.match(line) is not None or COMMAND.match(bare(line)) is not None
+
+
+def only_looks(line: str) -> bool:
+    """Return whether a line is a command that only shows what others did: what it asks for is no sign of it."""
+    typed = COMMAND.match(line) or COMMAND.match(bare(line))
+    return typed is not None and ONLY_LOOKS.match(typed["text"]) is not None
 
 
 def is_row(lines: Sequence[str], number: int) -> bool:
@@ -76,6 +84,14 @@ def is_answer(lines: Sequence[str], number: int) -> bool:
     above = next((n for n in range(number - 1, max(-1, number - ROWS), -1) if not lines[n].startswith(f"{name}: ")), -1)
     typed = COMMAND.match(lines[above]) if above >= 0 else None
     return typed is not None and typed["name"] == name
+
+
+def is_echoed(lines: Sequence[str], number: int) -> bool:
+    """Return whether a line is what a script says by an `echo` that `set -x` printed before: it says so after another
+    command failed."""
+    typed = COMMAND.match(lines[number - 1]) if number else None
+    said = lines[number].strip()
+    return typed is not None and bool(said) and ECHO.sub("", typed["text"].strip()).strip("'\"") == said
 
 
 def worked_at_last(lines: Sequence[str], fails: Callable[[range], bool]) -> frozenset[int]:
