@@ -355,6 +355,13 @@ def test_a_typed_command_is_no_sign_where_nothing_failed() -> None:
     assert diagnose({"log": text}, BOOK).findings == ()
 
 
+def test_a_command_that_only_looks_is_no_sign() -> None:
+    died = "RuntimeError: odd\n"
+    for typed in ("docker inspect -f '{{.State.OOMKilled}}' odd", "dmesg -T | grep 'Out of memory: Killed process'"):
+        assert told(f"{died}$ {typed}\n") == told(f"{died}[root@n1 ~]# {typed}\n") == []
+    assert told(f"{died}n1 kernel: Out of memory: Killed process 77 (python)\n") == ["host-oom-kill"]
+
+
 @pytest.mark.parametrize(
     ("end", "failed"),
     [

@@ -108,7 +108,7 @@ def test_noise_of_healthy_runs_names_nothing_where_another_failure_ends_them() -
 
 
 @pytest.mark.parametrize(
-    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 2160, 710)]
+    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 2190, 720)]
 )
 def test_six_of_ten_logs_of_2026_are_named_right_and_none_wrongly(
     names: tuple[str, ...], failing: int, healthy: int
@@ -222,6 +222,16 @@ CHAINED = """1: Traceback (most recent call last):
         ),
         (
             "error: s_p_parse_file: cannot stat file /odd.conf: No such file or directory, using defaults\nKeyError: odd\n",
+            2,
+        ),
+        # What a script says of a command that failed; helm, which waited in vain; a warning of the kernel's Makefile.
+        ("+ echo 'odd failed, going on'\nodd failed, going on\nKeyError: odd\n", 3),
+        (
+            "Error: UPGRADE FAILED: resource DaemonSet/odd/odd not ready. status: InProgress\ncontext deadline exceeded\nE1016 13:26:48.2 1 a.go:5] odd is too old\n",
+            3,
+        ),
+        (
+            'Makefile:975: "Cannot use CONFIG_STACK_VALIDATION=y, please install libelf-dev"\na.cpp:3:1: error: odd\n',
             2,
         ),
         ("FAILED: build/a.o\nsrc/a.cu(3): error: no such type\nninja: build stopped: subcommand failed.\n", 2),
