@@ -24,7 +24,14 @@ from deepep_bootstrap.analysis.diagnosis.first_error import (
     tells_error,
 )
 from deepep_bootstrap.analysis.diagnosis.log import WINDOW, Evidence, Hit, Log
-from deepep_bootstrap.analysis.diagnosis.pasted import ExitCode, asked_code, is_command, is_row, only_looks, worked_at_last
+from deepep_bootstrap.analysis.diagnosis.pasted import (
+    ExitCode,
+    asked_code,
+    is_command,
+    is_row,
+    only_looks,
+    worked_at_last,
+)
 from deepep_bootstrap.analysis.diagnosis.pod_events import came_up
 from deepep_bootstrap.analysis.diagnosis.rules import Cause, CauseSet, Ending, Pattern, Sign, Symptom
 from deepep_bootstrap.core.redact import scrub

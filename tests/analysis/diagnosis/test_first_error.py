@@ -230,10 +230,7 @@ CHAINED = """1: Traceback (most recent call last):
             "Error: UPGRADE FAILED: resource DaemonSet/odd/odd not ready. status: InProgress\ncontext deadline exceeded\nE1016 13:26:48.2 1 a.go:5] odd is too old\n",
             3,
         ),
-        (
-            'Makefile:975: "Cannot use CONFIG_STACK_VALIDATION=y, please install libelf-dev"\na.cpp:3:1: error: odd\n',
-            2,
-        ),
+        ('Makefile:975: "Cannot use CONFIG_STACK_VALIDATION=y, please install libelf-dev"\na.cpp:3:1: error: odd\n', 2),
         ("FAILED: build/a.o\nsrc/a.cu(3): error: no such type\nninja: build stopped: subcommand failed.\n", 2),
         ("train.py FAILED\nsrun: error: n1: task 0: Exited with exit code 1\nKeyError: 'a'\n", 3),
         ("  FAILED tests/a.py::test_b - Exception\nValueError: odd\n==== 1 failed, 3 passed in 2.1s ====\n", 2),
