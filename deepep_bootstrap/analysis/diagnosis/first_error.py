@@ -282,8 +282,6 @@ class LogErrors:
                 grade = WARNED
             elif _is_cut(log, line):
                 grade = max(grade, SLOW)
-            elif is_echoed(log.lines, line):
-                grade = max(grade, FOLLOWED)
             elif grade == ERROR and (_sums_up(log, line, hits) or _is_consequence(log, line, ending, found)):
                 grade = FOLLOWED
             time, stamp = _time(log, line)
@@ -439,8 +437,9 @@ def _is_source(line: str) -> bool:
 
 def _sums_up(log: Log, line: int, hits: Collection[int]) -> bool:
     """Return whether a line only sums up what others tell: the heading of an error on the next line, what was logged
-    with a traceback, a row of a table."""
-    return _is_heading(log, line, hits) or _is_logged_above(log, line) or is_row(log.lines, line)
+    with a traceback, what a script says of it, a row of a table."""
+    said = is_echoed(log.lines, line) or is_row(log.lines, line)
+    return said or _is_heading(log, line, hits) or _is_logged_above(log, line)
 
 
 def _is_logged_above(log: Log, line: int) -> bool:
