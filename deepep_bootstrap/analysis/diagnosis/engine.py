@@ -65,7 +65,7 @@ KIND_FIRST = 0.5
 SHARED_MOST, SHARED_IN_CONTEXT, DECIDES = 0.7, 0.88, 0.3
 """The most that is believed of a cause of which there are only symptoms that many causes share (a timeout, an abort,
 an illegal access): alone, below `SURE`; beside a context that adds `DECIDES` or more, and so singles the cause out.
-Choices: logs whose own cause was taken out of the rules (tests/analysis/diagnosis/test_engine.py) are then given
+Choices: logs whose own cause was taken out of the rules (tests/analysis/diagnosis/test_recorded_logs.py) are then given
 to no other with 0.8 and more, but for what those tests name."""
 
 RELAYED = re.compile(r"(?:slurmstepd: error: )?pyxis: {2,}|^\s*what\(\):\s+")

@@ -1,5 +1,5 @@
-"""The first error of a failure, whatever its cause: of the logs of 2026, in time over several logs, with rank, node,
-owner, ends in words, what changed, and in the verb's screen and JSON."""
+"""The first error of a failure, whatever its cause: in time over several logs, with rank, node, owner, ends in words,
+what changed, and in the verb's screen and JSON. test_recorded_logs.py has those of the recorded logs."""
 
 from __future__ import annotations
 
@@ -9,68 +9,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from deepep_bootstrap.analysis.diagnosis.engine import SURE, TELLS, as_json, brief, conclude, diagnose
+from deepep_bootstrap.analysis.diagnosis.engine import SURE, TELLS, as_json, brief, diagnose
 from deepep_bootstrap.analysis.diagnosis.first_error import FirstError, changes, code_words, package_of, scrubbed
 from deepep_bootstrap.analysis.diagnosis.rules import join, load_causes
 from deepep_bootstrap.core.errors import Trouble
 from deepep_bootstrap.core.toml import load_toml
-from tests.support.diagnosis import (
-    A_CAUSE,
-    BOOK,
-    CASES,
-    OUTSIDER,
-    YEARS,
-    cases_of_rules,
-    cases_of_set,
-    diagnosed,
-    looked,
-)
+from tests.support.diagnosis import A_CAUSE, BOOK, CASES, cases_of_rules, diagnosed
 from tests.support.paths import ROOT
-
-INDEX = {
-    (name, file): entry
-    for name in YEARS
-    for file, entry in load_toml(
-        (CASES / name / "index.toml").read_text(encoding="utf-8"), f"{name}/index.toml"
-    ).items()
-}
-WANTED = {key: entry["first"] for key, entry in INDEX.items() if "first" in entry}
-HEALTHY = [key for key, entry in INDEX.items() if "first" not in entry]
-
-
-def text_of(name: str, file: str) -> str:
-    return (CASES / name / file).read_text(encoding="utf-8")
 
 
 def first(**logs: str) -> FirstError:
     found = diagnose(logs, BOOK).first
     assert found
     return found
-
-
-@pytest.mark.parametrize("name", YEARS)
-def test_the_first_error_of_the_logs_of_2026(name: str) -> None:
-    wanted = {file: line for (of_set, file), line in WANTED.items() if of_set == name}
-    found = {file: diagnosed(file, text_of(name, file)).first for file in wanted}
-    told = {file: each.evidence.text if each else "" for file, each in found.items()}
-    assert {file: text for file, text in told.items() if wanted[file] not in text} == {}
-
-
-def test_the_first_error_of_a_failure_that_no_rule_knows() -> None:
-    """Each log without the rule of its own cause. Before the lines of another cause, which only tells a state, gave way
-    to a program's own error, 121 of 1,239 had another first error than with it."""
-    known = {key: line for key, line in WANTED.items() if INDEX[key]["cause"]}
-    other = [key for key, line in known.items() if line not in first_without(INDEX[key]["cause"], *key)]
-    assert len(other) <= 0.09 * len(known), other
-
-
-def first_without(cause: str, name: str, file: str) -> str:
-    seen = looked(file, text_of(name, file))
-    others = tuple(each for each in seen.found if each.cause.slug != cause)
-    told = conclude(replace(seen, found=others)).first
-    return told.evidence.text if told else ""
 
 
 def test_lines_of_a_state_that_follow_are_no_first_error() -> None:
@@ -87,42 +39,9 @@ def test_lines_of_a_state_that_follow_are_no_first_error() -> None:
     assert alone.evidence.text == after.strip()
 
 
-@pytest.mark.parametrize("name", YEARS)
-def test_what_went_well_has_neither_cause_nor_first_error(name: str) -> None:
-    found = {file: diagnosed(file, text_of(name, file)) for of_set, file in HEALTHY if of_set == name}
-    assert {file: each for file, each in found.items() if each.findings or each.first} == {}
-
-
 def test_a_healthy_log_has_no_first_error() -> None:
     found = {path.name: diagnosed(path.name, path.read_text(encoding="utf-8")) for path in cases_of_rules("healthy")}
     assert {name: each.first for name, each in found.items() if each.first} == {}
-
-
-def test_noise_of_healthy_runs_names_nothing_where_another_failure_ends_them() -> None:
-    """What stands in logs of good runs stands in those of failed ones, too: at most one in thirty names a cause by
-    it as sure."""
-    odd = 'Traceback (most recent call last):\n  File "/a/odd.py", line 3, in <module>\nRuntimeError: the odd thing broke\n'
-    ended = {key: diagnosed(key[1], f"{text_of(*key)}\n{odd}") for key in HEALTHY}
-    sure = [key for key, each in ended.items() if each.known and each.known[0].confidence >= 0.8]
-    assert len(sure) <= len(HEALTHY) / 30, sure
-
-
-@pytest.mark.parametrize(
-    ("names", "failing", "healthy"), [(("blind-2026",), 30, 10), (("outsider-2026",), 30, 7), (OUTSIDER, 2250, 740)]
-)
-def test_six_of_ten_logs_of_2026_are_named_right_and_none_wrongly(
-    names: tuple[str, ...], failing: int, healthy: int
-) -> None:
-    """How many were before the rules were mended by them is told at the head of each index."""
-    cases = [case for name in names for case in cases_of_set(name) if (name, case.path.name) in WANTED]
-    found = {case: diagnosed(case.path.name, case.text).findings for case in cases}
-    right = [case for case, findings in found.items() if findings and findings[0].cause == case.cause]
-    assert len(cases) >= failing
-    assert len([key for key in HEALTHY if key[0] in names]) >= healthy
-    assert len(right) >= 0.6 * len(cases)
-    wrong = [case.name for case, findings in found.items() if findings and case not in right]
-    sure = [case.name for case, findings in found.items() if findings and findings[0].confidence >= 0.8]
-    assert set(wrong) & set(sure) == set()
 
 
 CHAINED = """1: Traceback (most recent call last):
@@ -510,7 +429,7 @@ def test_of_a_traceback_the_exception_of_its_own_rank_is_shown() -> None:
 )
 def test_lines_of_another_rank_in_between_change_nothing(name: str, file: str) -> None:
     """Before, 9 of 248 recorded logs had another first error so, and 2 no cause."""
-    lines = text_of(name, file).split("\n")
+    lines = (CASES / name / file).read_text(encoding="utf-8").split("\n")
     alone = diagnose({file: "\n".join(lines)}, BOOK)
     mixed = diagnose({file: "\n".join(f"3: {line}\n4: loading shard 3 of 7" for line in lines)}, BOOK)
     assert alone.first
