@@ -82,6 +82,10 @@ class Trouble(Exception):
         return (*lines[:FAULTS_SHOWN], f"{self.file}: {': '.join([*last, *filter(None, [self.guess])])}")
 
 
+class LostError(Trouble):
+    """The connection to a host went while a script ran there: nobody knows how far it came."""
+
+
 class ToldInterrupt(KeyboardInterrupt):
     """^C, of which a person was told already how far the run came."""
 

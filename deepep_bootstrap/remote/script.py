@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.errors import LostError, Problem, Trouble
 from deepep_bootstrap.core.text import size
 from deepep_bootstrap.remote import channel
 from deepep_bootstrap.remote.channel import Channel, Hide, LineLostError, as_is
@@ -91,7 +91,7 @@ class Script:
         except TimeoutError:
             raise Trouble(self._too_long(), may_pass=True) from None
         except LineLostError as lost:
-            raise Trouble(Problem(self._host, str(lost)), may_pass=True) from None
+            raise LostError(Problem(self._host, str(lost)), may_pass=True) from None
         except TooMuchError as flood:
             raise Trouble(
                 Problem(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from deepep_bootstrap.core.errors import Problem, Trouble
+from deepep_bootstrap.core.errors import LostError, Problem, Trouble
 from deepep_bootstrap.remote.host import Host
 from deepep_bootstrap.remote.jobs import Job, Reply, Transport
 from deepep_bootstrap.slurm import commands, nodes
@@ -195,15 +195,28 @@ def kubelet_processes(transport: Line, host: Host) -> str:
     return reply.out.strip()
 
 
+def _is_still_in(transport: Line, host: Host, boot: str) -> bool:
+    """Return whether a host answers on a new session, in the boot `boot`."""
+    transport.forget(host)
+    try:
+        return boot_id(transport, host) == boot
+    except Trouble:
+        return False
+
+
 def reboot(transport: Line, host: Host, boot: str, node: str, kube_node: str = "") -> None:
     """Reboot a host over its own connection, as root, out of the boot `boot`: after another one it may be in use.
     `node` is its node in Slurm, drained and without jobs, "" for a host that is none; `kube_node` that in Kubernetes,
-    drained as well. How the session ends says
-    nothing; NotRebootedError when the host refuses before it begins, other Trouble when nothing is known to have
-    begun, or the host says why it does not."""
+    drained as well. How the session ends says nothing; NotRebootedError when the host refuses before it begins, other
+    Trouble when nothing is known to have begun, or the host says why it does not."""
     begun: list[str] = []
     try:
         reply = transport.run(host, Job(REBOOT, args=(boot, node, kube_node), user="root", timeout=60), begun.append)
+    except LostError:
+        # A reboot that was quick ends the session before its word is here.
+        if "rebooting=1" not in begun and _is_still_in(transport, host, boot):
+            raise
+        return
     except Trouble:
         if "rebooting=1" not in begun:
             raise

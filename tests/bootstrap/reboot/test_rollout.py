@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -20,7 +21,7 @@ from deepep_bootstrap.bootstrap.reboot import control, rollout
 from deepep_bootstrap.bootstrap.reboot.control import Cluster, NotRebootedError
 from deepep_bootstrap.bootstrap.reboot.policy import NEVER, HostReboot, HostState, Policy, Window, parse_window
 from deepep_bootstrap.bootstrap.reboot.slurm_drain import NodeDrain
-from deepep_bootstrap.core.errors import TROUBLE, Problem, Trouble
+from deepep_bootstrap.core.errors import TROUBLE, LostError, Problem, Trouble
 from deepep_bootstrap.core.outcome import Outcome
 from deepep_bootstrap.kube import client as kube
 from deepep_bootstrap.kube.nodes import NODES as KUBE_NODES
@@ -28,7 +29,8 @@ from deepep_bootstrap.kube.nodes import read as read_node
 from deepep_bootstrap.plan.steps import Reason, Step
 from deepep_bootstrap.remote.fleet import ConnectionPool, Options
 from deepep_bootstrap.remote.host import Host
-from deepep_bootstrap.remote.jobs import Job
+from deepep_bootstrap.remote.jobs import Job, Reply
+from deepep_bootstrap.remote.script import OnLine
 from deepep_bootstrap.remote.ssh import Timeouts
 from deepep_bootstrap.slurm import nodes
 from tests.support.kube_api import live_api, make_node, make_pod
@@ -584,6 +586,33 @@ def test_a_host_in_another_boot_than_was_looked_at_is_not_rebooted(actions: Host
     with pytest.raises(Trouble, match="somebody rebooted it just now"):
         control.reboot(actions.transport, N1, "the boot before", "n001")
     assert control.boot_id(actions.transport, N1) == before
+
+
+@pytest.mark.parametrize("reboots", [False, True])
+def test_a_session_that_the_reboot_ends_before_its_word_is_here_says_nothing(
+    actions: HostActions, monkeypatch: pytest.MonkeyPatch, reboots: bool
+) -> None:
+    """Seen on a machine under load: the host was rebooted, and told as one that failed."""
+    before, run = control.boot_id(actions.transport, N1), actions.transport.run
+
+    def run_and_hear_nothing(host: Host, job: Job, on_line: OnLine | None = None) -> Reply:
+        if job.script != control.REBOOT:
+            return run(host, job, on_line)
+        if reboots:
+            with contextlib.suppress(Trouble):
+                run(host, job)
+        raise LostError(Problem(host.name, "the connection was lost while a script ran"), may_pass=True)
+
+    monkeypatch.setattr(actions.transport, "run", run_and_hear_nothing)
+    if not reboots:
+        with pytest.raises(LostError, match="the connection was lost"):
+            control.reboot(actions.transport, N1, before, "n001")
+        assert actions.lab.boot_id("n001") == before
+        return
+    control.reboot(actions.transport, N1, before, "n001")
+    wait_for(lambda: actions.lab.boot_id("n001") not in ("", before))
+    wait_for(lambda: actions.lab.ssh("n001", "true").returncode == 0)
+    wait_for(lambda: actions.lab.node("n001").state == "IDLE")
 
 
 def test_a_host_on_which_slurm_runs_something_that_nobody_knows_of_is_not_rebooted(actions: HostActions) -> None:
