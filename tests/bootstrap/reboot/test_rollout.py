@@ -592,7 +592,7 @@ def test_a_host_in_another_boot_than_was_looked_at_is_not_rebooted(actions: Host
 def test_a_session_that_the_reboot_ends_before_its_word_is_here_says_nothing(
     actions: HostActions, monkeypatch: pytest.MonkeyPatch, reboots: bool
 ) -> None:
-    """Seen on a machine under load: the host was rebooted, and told as one that failed."""
+    """As where a busy sshd is killed before it passes on what the script said."""
     before, run = control.boot_id(actions.transport, N1), actions.transport.run
 
     def run_and_hear_nothing(host: Host, job: Job, on_line: OnLine | None = None) -> Reply:
