@@ -25,7 +25,6 @@ RULES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / 
 BOOK = read_shipped_causes(ROOT)
 SLUGS = dict.fromkeys(cause.slug for cause in BOOK.causes)
 
-
 CONFIDENT = 0.9
 """From here on nineteen of twenty causes that are named are to be right."""
 

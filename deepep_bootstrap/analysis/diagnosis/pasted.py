@@ -47,7 +47,8 @@ TELLING = "MESSAGE"
 ROWS = 200
 """Lines that a table may have, and what a command prints that is looked at as a whole."""
 
-ECHO = re.compile(r"echo (?:-e )?(?=\S)")
+ECHO = re.compile(r"echo (?:-e )?(?P<said>\S.*)")
+"""A script says something."""
 
 CODE = re.compile(r"\s*\d{1,3}\s*")
 ASKED = re.compile(r"echo \$\?\s*$")
@@ -56,13 +57,17 @@ ASKED = re.compile(r"echo \$\?\s*$")
 
 def is_command(line: str) -> bool:
     """Return whether a line is a command that a shell is about to run, or that somebody typed."""
-    return COMMAND.match(line) is not None or COMMAND.match(bare(line)) is not None
+    return _command(line) is not None
 
 
 def only_looks(line: str) -> bool:
     """Return whether a line is a command that only shows what others did: what it asks for is no sign of it."""
-    typed = COMMAND.match(line) or COMMAND.match(bare(line))
+    typed = _command(line)
     return typed is not None and ONLY_LOOKS.match(typed["text"]) is not None
+
+
+def _command(line: str) -> re.Match[str] | None:
+    return COMMAND.match(line) or COMMAND.match(bare(line))
 
 
 def is_row(lines: Sequence[str], number: int) -> bool:
@@ -90,8 +95,8 @@ def is_echoed(lines: Sequence[str], number: int) -> bool:
     """Return whether a line is what a script says by an `echo` that `set -x` printed before: it says so after another
     command failed."""
     typed = COMMAND.match(lines[number - 1]) if number else None
-    said = lines[number].strip()
-    return typed is not None and bool(said) and ECHO.sub("", typed["text"].strip()).strip("'\"") == said
+    echo = ECHO.match(typed["text"].strip()) if typed else None
+    return echo is not None and echo["said"].strip("'\"") == lines[number].strip()
 
 
 def worked_at_last(lines: Sequence[str], fails: Callable[[range], bool]) -> frozenset[int]:

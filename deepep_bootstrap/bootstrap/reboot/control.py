@@ -212,15 +212,12 @@ def reboot(transport: Line, host: Host, boot: str, node: str, kube_node: str = "
     begun: list[str] = []
     try:
         reply = transport.run(host, Job(REBOOT, args=(boot, node, kube_node), user="root", timeout=60), begun.append)
-    except LostError:
+    except Trouble as trouble:
         # A reboot that was quick ends the session before its word is here.
-        if "rebooting=1" not in begun and _is_still_in(transport, host, boot):
-            raise
-        return
-    except Trouble:
-        if "rebooting=1" not in begun:
-            raise
-        return
+        lost = isinstance(trouble, LostError)
+        if "rebooting=1" in begun or (lost and not _is_still_in(transport, host, boot)):
+            return
+        raise
     # A shell that the shutdown itself ended has 128 and the signal's number.
     if 0 < reply.code < 128:
         reason = (reply.err.strip() or f"exit code {reply.code}").rpartition("\n")[2][-300:]

@@ -89,17 +89,11 @@ def test_logs_written_by_somebody_else_are_judged_right(name: str) -> None:
     When they were first seen, 134 of 148 of the first set and 83 of 84 of the second were, and one of 30 and of 20 was
     found wrongly.
     """
-    folder = CASES / name
-    index = {
-        name: entry["cause"]
-        for name, entry in load_toml((folder / "index.toml").read_text(encoding="utf-8"), "index").items()
-    }
-    texts = {name: (folder / name).read_text(encoding="utf-8", errors="replace") for name in index}
-    found = {name: diagnosed(name, text).known for name, text in texts.items()}
-    first = {name: findings[0].cause if findings else "" for name, findings in found.items()}
-    wrong = {name: cause for name, cause in first.items() if cause != index[name]}
-    assert [name for name in wrong if not index[name]] == []
-    assert len(wrong) <= 0.1 * len([name for name in index if index[name]]), wrong
+    cases = cases_of_set(name)
+    found = {case: diagnosed(case.path.name, case.text).known for case in cases}
+    wrong = [case for case in cases if (found[case][0].cause if found[case] else "") != case.cause]
+    assert [case.name for case in wrong if not case.cause] == []
+    assert len(wrong) <= 0.1 * len([case for case in cases if case.cause]), wrong
 
 
 LEVELS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.6, 0.5, 0.3)
