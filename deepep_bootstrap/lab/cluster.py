@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from deepep_bootstrap.core.errors import Problem, Trouble
 from deepep_bootstrap.lab import clean, cluster_lab, hosts, image, loopback, slurm
 from deepep_bootstrap.lab.cluster_lab import Lab, LabHost, Say
-from deepep_bootstrap.lab.image import ensure_image
 
 
 class Maker(Protocol):
@@ -142,10 +141,14 @@ def _create(folder: str, layer: str, light: int, say: Say) -> Lab:
     Path(folder).mkdir(parents=True, exist_ok=True)
     if kind == cluster_lab.NAMESPACES:
         cluster_lab.must(["mount", "-t", "tmpfs", "-o", "mode=755", clean.MOUNT_SOURCE, folder])
-    new = cluster_lab.new_lab(folder, kind, layer, light)
-    cluster_lab.save(new)
-    image = ensure_image(new, say) if kind == cluster_lab.NAMESPACES else loopback.ensure_image(say)
-    new = replace(new, image=str(image))
+    with image.locked("networks"):
+        # A lab that starts beside this one must see its bridge before it chooses a network of its own.
+        new = cluster_lab.new_lab(folder, kind, layer, light)
+        cluster_lab.save(new)
+        if kind == cluster_lab.NAMESPACES:
+            hosts.make_bridge(new)
+    packages = image.ensure_image(new, say) if kind == cluster_lab.NAMESPACES else loopback.ensure_image(say)
+    new = replace(new, image=str(packages))
     cluster_lab.save(new)
     maker(kind).prepare(new)
     return new

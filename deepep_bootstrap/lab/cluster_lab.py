@@ -158,14 +158,33 @@ def folder_of(wanted: str) -> str:
     return folder
 
 
+def network_of(folder: str) -> int:
+    """Return the number of the network that a lab in `folder` takes unless it is in use."""
+    return 0 if folder == default_dir() else 1 + zlib.crc32(folder.encode()) % 250
+
+
 def new_lab(folder: str, kind: str, layer: str, light: int = 0) -> Lab:
-    """Return a lab with addresses that no network device of this machine has yet."""
-    first = 0 if folder == default_dir() else 1 + zlib.crc32(folder.encode()) % 250
-    taken = process.run_program(["ip", "-o", "-4", "addr", "show"], env=CLEAN_ENV).out if kind == NAMESPACES else ""
-    for candidate in (Lab(folder, kind, layer, index, light=light) for index in (first, *range(1, 251))):
-        if f" {candidate.subnet}." not in taken and (kind == NAMESPACES or _can_listen(candidate.hosts[0])):
+    """Return a lab with a bridge and addresses that this machine has not yet. They are free until somebody takes them:
+    hold the lock "networks" from here until the bridge is there."""
+    names, addresses = _networks_in_use() if kind == NAMESPACES else (set(), [])
+    for index in (network_of(folder), *range(1, 251)):
+        candidate = Lab(folder, kind, layer, index, light=light)
+        if kind == NAMESPACES:
+            used = any(address.startswith(f"{candidate.subnet}.") for address in addresses)
+            free = candidate.bridge not in names and not used
+        else:
+            free = _can_listen(candidate.hosts[0])
+        if free:
             return candidate
     raise Trouble(Problem("lab", "no free addresses", found="every network of labs in use", try_="invoke lab down"))
+
+
+def _networks_in_use() -> tuple[set[str], list[str]]:
+    """Return the names of this machine's network devices and their addresses."""
+    links = json.loads(must(["ip", "-j", "addr", "show"]) or "[]")
+    names = {link["ifname"] for link in links}
+    addresses = [entry["local"] for link in links for entry in link["addr_info"] if "local" in entry]
+    return names, addresses
 
 
 def _can_listen(host: LabHost) -> bool:

@@ -58,8 +58,17 @@ def possible() -> bool:
     return os.geteuid() == 0 and process.run_program(probe, env=cluster_lab.CLEAN_ENV).code == 0
 
 
+def make_bridge(the_lab: Lab) -> None:
+    """Make the bridge that all hosts are plugged into."""
+    cluster_lab.must(["ip", "link", "add", the_lab.bridge, "type", "bridge"])
+    # By the alias a later `down` knows whose bridge this is, should the lab's own record be lost.
+    cluster_lab.must(["ip", "link", "set", the_lab.bridge, "alias", f"{cluster_lab.MARK}={the_lab.dir}"])
+    cluster_lab.must(["ip", "addr", "add", f"{the_lab.subnet}.1/24", "dev", the_lab.bridge])
+    cluster_lab.must(["ip", "link", "set", the_lab.bridge, "up"])
+
+
 def prepare(the_lab: Lab) -> None:
-    """Write everything outside the hosts' disks: the scripts, the keys, the Slurm configuration, the bridge."""
+    """Write everything outside the hosts' disks: the scripts, the keys, the Slurm configuration."""
     shutil.copytree(cluster_lab.data_folder() / "lab", the_lab.path / "bin", dirs_exist_ok=True)
     for script in (the_lab.path / "bin").iterdir():
         script.chmod(0o755)
@@ -69,11 +78,6 @@ def prepare(the_lab: Lab) -> None:
     make_homes(the_lab)
     if not the_lab.light:
         _write_slurm_config(the_lab)
-    cluster_lab.must(["ip", "link", "add", the_lab.bridge, "type", "bridge"])
-    # By the alias a later `down` knows whose bridge this is, should the lab's own record be lost.
-    cluster_lab.must(["ip", "link", "set", the_lab.bridge, "alias", f"{cluster_lab.MARK}={the_lab.dir}"])
-    cluster_lab.must(["ip", "addr", "add", f"{the_lab.subnet}.1/24", "dev", the_lab.bridge])
-    cluster_lab.must(["ip", "link", "set", the_lab.bridge, "up"])
 
 
 def _write_slurm_config(the_lab: Lab) -> None:

@@ -66,6 +66,12 @@ def traces(folder: str) -> list[str]:
     return found + [f"folder {folder}"] * Path(folder).exists()
 
 
+def bridges() -> set[str]:
+    """The names of the machine's bridges."""
+    shown = subprocess.run(["ip", "-j", "link", "show", "type", "bridge"], capture_output=True, text=True, check=True)
+    return {link["ifname"] for link in json.loads(shown.stdout or "[]")}
+
+
 @pytest.fixture
 def folder(namespaces: None) -> Iterator[str]:
     """A lab folder for one test, taken down whatever happens."""
@@ -378,6 +384,40 @@ def test_a_bridge_whose_lab_is_gone_is_found_by_its_alias(folder: str) -> None:
     )
     cluster.down(folder)
     assert traces(folder) == []
+
+
+def test_a_network_that_another_lab_just_takes_is_left_to_it(folder: str) -> None:
+    """As one whose `up` has made its bridge and not yet given it an address."""
+    wanted = labs.new_lab(folder, labs.NAMESPACES, "lmod").bridge
+    subprocess.run(["ip", "link", "add", wanted, "type", "bridge"], check=True)
+    try:
+        made = cluster.up(folder, "lmod", print, light=1)
+        assert made.bridge != wanted
+        cluster.down(folder)
+        assert wanted in bridges()
+    finally:
+        subprocess.run(["ip", "link", "del", wanted], check=True)
+
+
+def test_two_labs_that_want_the_same_network_at_once_get_two(folder: str) -> None:
+    other = next(
+        name
+        for name in (f"{folder}-{number}" for number in range(100_000))
+        if labs.network_of(name) == labs.network_of(folder)
+    )
+    body = (
+        "import sys; from deepep_bootstrap.lab import cluster; print(cluster.up(sys.argv[1], 'lmod', print, 1).bridge)"
+    )
+    started = [
+        subprocess.Popen([sys.executable, "-c", body, name], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for name in (folder, other)
+    ]
+    try:
+        printed = [process.communicate()[0] for process in started]
+        assert [process.returncode for process in started] == [0, 0]
+        assert len({text.split()[-1] for text in printed}) == 2
+    finally:
+        cluster.down(other)
 
 
 def test_a_process_that_becomes_the_labs_while_it_goes_down_is_ended(
