@@ -28,6 +28,10 @@ HEAR_LIMIT = 20.0
 """Seconds to wait for slurmd's word after a node was resumed; slurmctld asks at once, and shows it as not responding
 until then."""
 
+GONE_LIMIT = 20.0
+"""Seconds in which a host that reboots stops answering. One that shuts down takes new sessions until its sshd is
+ended, and systemd queues a reboot behind jobs that it has already."""
+
 SLURM_PROCESSES = r"""
 set -u
 list_slurm() { # NAME…: the processes of these names, as `name (PID, user)`
@@ -195,27 +199,36 @@ def kubelet_processes(transport: Line, host: Host) -> str:
     return reply.out.strip()
 
 
-def _is_still_in(transport: Line, host: Host, boot: str) -> bool:
-    """Return whether a host answers on a new session, in the boot `boot`."""
-    transport.forget(host)
-    try:
-        return boot_id(transport, host) == boot
-    except Trouble:
-        return False
+def _stays_in(transport: Line, host: Host, boot: str, patience: float) -> bool:
+    """Return whether a host still answers on a new session, in the boot `boot`, when `patience` seconds are over."""
+    deadline = time.monotonic() + patience
+    while True:
+        transport.forget(host)
+        try:
+            if boot_id(transport, host) != boot:
+                return False
+        except Trouble:
+            return False
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(0.5)
 
 
-def reboot(transport: Line, host: Host, boot: str, node: str, kube_node: str = "") -> None:
+def reboot(
+    transport: Line, host: Host, boot: str, node: str, kube_node: str = "", *, patience: float = GONE_LIMIT
+) -> None:
     """Reboot a host over its own connection, as root, out of the boot `boot`: after another one it may be in use.
     `node` is its node in Slurm, drained and without jobs, "" for a host that is none; `kube_node` that in Kubernetes,
-    drained as well. How the session ends says nothing; NotRebootedError when the host refuses before it begins, other
-    Trouble when nothing is known to have begun, or the host says why it does not."""
+    drained as well. How the session ends says nothing: where it is lost before the host's word, a reboot is taken to
+    have begun when the host leaves that boot within `patience` seconds. NotRebootedError when the host refuses before
+    it begins, other Trouble when nothing is known to have begun, or the host says why it does not."""
     begun: list[str] = []
     try:
         reply = transport.run(host, Job(REBOOT, args=(boot, node, kube_node), user="root", timeout=60), begun.append)
     except Trouble as trouble:
         # A reboot that was quick ends the session before its word is here.
         lost = isinstance(trouble, LostError)
-        if "rebooting=1" in begun or (lost and not _is_still_in(transport, host, boot)):
+        if "rebooting=1" in begun or (lost and not _stays_in(transport, host, boot, patience)):
             return
         raise
     # A shell that the shutdown itself ended has 128 and the signal's number.
