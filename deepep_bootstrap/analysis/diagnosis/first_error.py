@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from deepep_bootstrap.analysis.diagnosis.log import Evidence, Hit, Log, bare
-from deepep_bootstrap.analysis.diagnosis.pasted import SOURCE, is_answer, is_command, is_echoed, is_row
+from deepep_bootstrap.analysis.diagnosis.pasted import SOURCE, is_answer, is_command, is_echoed, is_of_ping, is_row
 from deepep_bootstrap.analysis.diagnosis.rules import CauseSet, Ending, Pattern
 
 BUNDLE = "invoke report --bundle"
@@ -48,6 +48,9 @@ CHAIN = 60
 
 AT_ONCE = 10.0
 """Seconds within which the order of a log's lines says more than their times: clocks and buffers differ by as much."""
+
+REASON_ABOVE = 40
+"""Lines above a vague error among which its process may have said the reason."""
 
 MOST_ENDS, MOST_ASKS = 4, 3
 
@@ -308,7 +311,7 @@ def first_error(
         return None
     first = _earliest(candidates)
     log = logs[first.place]
-    last = _innermost(log, _exception(log, first.hit.line))
+    last = _reason_above(log, _innermost(log, _exception(log, first.hit.line)), rules)
     line = log.sentence(last)
     own = bare(log.lines[line])
     goes_on_below = line != last or own.endswith(":")
@@ -332,11 +335,12 @@ def first_error(
 def _roots_as_errors(
     logs: Sequence[Log], roots: Sequence[tuple[int, Hit]], ending: Ending, *, lower: bool
 ) -> Iterator[ErrorLine]:
-    """Yield the lines of a sure cause as errors: not commands that somebody typed, rows of tables and programs that are
-    shown; with `lower` none that follows from another failure."""
+    """Yield the lines of a sure cause as errors: not commands that somebody typed, rows of tables, what ping
+    prints, and programs that are shown; with `lower` none that follows from another failure."""
     for place, root in roots:
         log, text = logs[place], logs[place].lines[root.line]
-        if is_command(text) or is_row(log.lines, root.line) or (lower and follows(text, ending)):
+        looked_up = is_command(text) or is_row(log.lines, root.line) or is_of_ping(text)
+        if looked_up or (lower and follows(text, ending)):
             continue
         hit = _raised(log, root)
         if not _is_source(log.lines[hit.line]):
@@ -601,6 +605,21 @@ def _innermost(log: Log, line: int) -> int:
             break
         line = number if text != CAUSED_BY else line
     return line
+
+
+def _reason_above(log: Log, line: int, rules: CauseSet) -> int:
+    """Return the line on which the process of a vague error said the reason before, the first of several next to each
+    other; without one, and for any other error, its own line."""
+    text, label, found = log.lines[line][:2000], log.label(line), line
+    said = [pattern for each in rules.vague if fits(each.find, text) for pattern in each.said]
+    for number in range(line - 1, max(-1, line - REASON_ABOVE), -1) if said else ():
+        if log.label(number) != label or not bare(log.lines[number]):
+            continue
+        if fits(said, log.lines[number][:2000]):
+            found = number
+        elif found != line:
+            break
+    return found
 
 
 def _ends_frames(text: str) -> bool:

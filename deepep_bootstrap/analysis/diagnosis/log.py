@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from deepep_bootstrap.analysis.diagnosis.collectors import in_done_steps, without_prefix
 from deepep_bootstrap.analysis.diagnosis.pod_events import got_over
+from deepep_bootstrap.analysis.diagnosis.tries import got_over_later
 from deepep_bootstrap.analysis.diagnosis.rules import LETTERS, Pattern, Vocabulary, Word, longest_letters, threes
 
 ESCAPES = re.compile(
@@ -24,9 +25,9 @@ LABEL = re.compile(
     r"\s*(?:\[\d+,\d+\]<std(?:out|err)>:|(?:\[?(?:rank|RANK|Rank)[ _]?\d+\]?:?"
     r"|\[(?:node|host|pod|task|worker) ?\d{1,5}\]|\d{1,5}:|\((?:[\w.=-]+,? ){0,3}(?:pid"
     r"|ip)=[^)\n]{1,40}\)|\[pod/[\w./-]{1,120}\]|[\w.-]{1,60} [\w./@-]{1,60}\[\d+\]:"
-    r"|[A-Za-z][\w.-]{0,40}\d:|[\w.-]{1,60} *\|)(?=\s|$))"
+    r"|[A-Za-z][\w.-]{0,40}\d:|std(?:out|err):|[\w.-]{1,60} *\|)(?=\s|$))"
 )
-"""What srun -l, mpirun, torchrun, Ray, vLLM, pdsh, compose, kubectl and the journal put before the lines of one
+"""What srun -l, mpirun, torchrun, accelerate, Ray, vLLM, pdsh, compose, kubectl and the journal put before the lines of one
 process."""
 
 TIME = re.compile(
@@ -110,13 +111,13 @@ class Log:
     """The text of one log under the `name` it is shown by. Built once, searched many times; it only remembers where
     words begin. What a collector put before all lines stands apart, in `heads`. Warnings about pods that are well by
     now are left out: their lines are empty. `done`: lines that tell of no failure whatever they say: of steps of a
-    build that ended well, and of commands that worked when they were typed again."""
+    build that ended well, of tries that did no harm, and of commands that worked when they were typed again."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
         clean = ESCAPES.sub("", text) if ESCAPES.search(text) else text
         self.heads, lines = without_prefix(clean.replace("\r\n", "\n").split("\n"))
-        self.done = in_done_steps(self.heads, lines)
+        self.done = in_done_steps(self.heads, lines) | got_over_later(lines)
         over = got_over(lines)
         self.lines = ["" if number in over else line for number, line in enumerate(lines)] if over else lines
         self._small = "\n".join(self.lines).lower()

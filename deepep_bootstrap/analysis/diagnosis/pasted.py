@@ -47,6 +47,8 @@ TELLING = "MESSAGE"
 ROWS = 200
 """Lines that a table may have, and what a command prints that is looked at as a whole."""
 
+PING = re.compile(r"PING \S|\d+ packets transmitted, |ping: ")
+
 ECHO = re.compile(r"echo (?:-e )?(?P<said>\S.*)")
 """A script says something."""
 
@@ -78,6 +80,12 @@ def is_row(lines: Sequence[str], number: int) -> bool:
         if ROW.match(lines[above]) is None:
             return False
     return False
+
+
+def is_of_ping(line: str) -> bool:
+    """Return whether a line is one that ping prints: somebody asks for the way to a host when something failed
+    already."""
+    return PING.match(line) is not None
 
 
 def is_answer(lines: Sequence[str], number: int) -> bool:

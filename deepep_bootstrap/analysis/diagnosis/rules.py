@@ -365,6 +365,14 @@ class Meaning(Struct, frozen=True):
     words: str
 
 
+class Vague(Struct, frozen=True):
+    """An error that says no more than that something failed (`find`), and how the line above looks on which its process
+    `said` the reason."""
+
+    find: tuple[Pattern, ...]
+    said: tuple[Pattern, ...]
+
+
 class GeneralCause(Struct, frozen=True):
     """What kind of thing went wrong by the words of a first error alone, where no cause shows: `find` in its line, and
     nothing of `never`; where `frame` is given, one of it in the frame of the traceback that the error was raised in.
@@ -417,7 +425,7 @@ class Vocabulary(Struct, frozen=True):
 
 class CauseSet(Struct, frozen=True):
     """All that is known: causes, harmless lines, how runs end, symptoms that many causes share, whose lines are whose,
-    what codes of devices mean, and what a first error says by itself."""
+    what codes of devices mean, what a first error says by itself, and which say it on another line."""
 
     causes: tuple[Cause, ...]
     harmless: tuple[Harmless, ...]
@@ -426,6 +434,7 @@ class CauseSet(Struct, frozen=True):
     origins: tuple[Origin, ...] = ()
     meanings: tuple[Meaning, ...] = ()
     general: tuple[GeneralCause, ...] = ()
+    vague: tuple[Vague, ...] = ()
     vocabulary: Vocabulary = Vocabulary({}, frozenset())
 
     @property
@@ -556,6 +565,7 @@ def _rules(top: Table) -> CauseSet:
         tuple(map(_origin, top.tables("origin"))),
         tuple(map(_meaning, top.tables("meaning"))),
         tuple(map(_general, top.tables("general"))),
+        tuple(map(_vague, top.tables("vague"))),
     )
     ending.close()
     top.close()
@@ -579,6 +589,7 @@ def _joined(first: CauseSet, second: CauseSet) -> CauseSet:
         first.origins + second.origins,
         first.meanings + second.meanings,
         first.general + second.general,
+        first.vague + second.vague,
     )
 
 
@@ -667,6 +678,12 @@ def _origin(table: Table) -> Origin:
 
 def _meaning(table: Table) -> Meaning:
     found = Meaning(next(_pattern(table, "find"), NOTHING), table.text("words", SOME))
+    table.close()
+    return found
+
+
+def _vague(table: Table) -> Vague:
+    found = Vague(_patterns(table, "find", everywhere=False), _patterns(table, "said", everywhere=False))
     table.close()
     return found
 
