@@ -83,6 +83,9 @@ CAUSED_BY = "Caused by:"
 NUMBERED = re.compile(r"\d{1,2}: \S")
 """A reason of several, the outermost first."""
 
+OS_ERROR = re.compile(r"(?:Caused by|\d{1,2}): [A-Z][a-z ]+ \(os error \d+\)")
+"""A reason that names nothing: the line above it says what was not there or not allowed."""
+
 ASSERTS = re.compile(r"assert[\s(]")
 WORDLESS = re.compile(r"[\w.]+(?:Error|Exception):\s*$|[\w.]+(?:Error|Exception|Failed): .{0,300}\braised:\s*$")
 """An exception whose words, or whose own reason, begin on the next line."""
@@ -603,6 +606,8 @@ def _innermost(log: Log, line: int) -> int:
             continue
         if not text.startswith(CAUSED_BY) and NUMBERED.match(text) is None:
             break
+        if OS_ERROR.fullmatch(text):
+            continue
         line = number if text != CAUSED_BY else line
     return line
 
