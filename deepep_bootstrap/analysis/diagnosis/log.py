@@ -37,7 +37,7 @@ TIME = re.compile(
 )
 LEVEL = re.compile(
     r"(?:CRITICAL|ERROR|WARNING|INFO|DEBUG)\b:?(?: \d\d-\d\d \d\d:\d\d:\d\d)?"
-    r"(?:(?: \d{2,8})? \[ ?(?:[A-Z]{2}\d+ )*[\w./-]{1,80}:\d+\])? ?"
+    r"(?:(?: \d{2,8})? (?:\[ ?(?:[A-Z]{2}\d+ )*)?[\w./-]{1,80}:\d+\])? ?"
 )
 """What vLLM and others put before a message, and before each line of a traceback."""
 
