@@ -58,6 +58,40 @@ CHAINED = """1: Traceback (most recent call last):
         (CHAINED, 2),
         # Reasons below an error, as Rust prints them; words within options; a step of docker's build that warns.
         ("error: Failed to install: odd\n  Caused by: could not link odd\n  Caused by: Operation not permitted\n", 3),
+        ("error: Failed to spawn: `odd`\n  Caused by: No such file or directory (os error 2)\n", 1),
+        # Hosts that ssh reached further down, and one that it never did.
+        (
+            "ssh: Could not resolve hostname n1.odd.svc: Name or service not known\n"
+            "Warning: Permanently added 'n1.odd.svc,10.0.0.1' (ECDSA) to the list of known hosts.\n"
+            "There are not enough slots available in the system to satisfy the 16\n",
+            3,
+        ),
+        (
+            "ssh: Could not resolve hostname n2.odd.svc: Name or service not known\n"
+            "Warning: Permanently added 'n1.odd.svc,10.0.0.1' (ECDSA) to the list of known hosts.\n"
+            "There are not enough slots available in the system to satisfy the 16\n",
+            1,
+        ),
+        # A test program of distutils that a build does without, and one that ends it.
+        (
+            "gcc -c _configtest.c -o _configtest.o\n_configtest.c:2:10: fatal error: odd.h: No such file or directory\n"
+            "failure.\nremoving: _configtest.c _configtest.o\nbuilding 'odd' extension\nodd.c:7:1: error: odd\n",
+            6,
+        ),
+        (
+            "gcc -c _configtest.c -o _configtest.o\n_configtest.c:2:10: fatal error: odd.h: No such file or directory\n"
+            "failure.\nremoving: _configtest.c _configtest.o\nerror: Cannot compile. Check your configuration!\n",
+            2,
+        ),
+        # Errors that say nothing, below the line of the same process that says the reason, and of another one.
+        ("configure: WARNING: odd wants pmix\nconfigure: WARNING: of its own\nconfigure: error: Cannot continue\n", 1),
+        ("0: [WARN] fusermount: mount failed\n1: [ERROR] Failed to mount: /data/odd.img\n", 2),
+        ("[n1:1:0] a.c:3 UCX  WARN  'odd' is not available\nstep 1\nnixlBackendError: NIXL_ERR_BACKEND\n", 1),
+        # Somebody stopped what waited.
+        (
+            '^CTraceback (most recent call last):\n  File "a.py", line 3, in <module>\nKeyboardInterrupt\nerror: odd broke\n',
+            4,
+        ),
         (
             "F77: gfortran -fallow-argument-mismatch -O2\nodd: a server must be named\nsrun: error: n1: task 0: Exited with exit code 2\n",
             2,
