@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from deepep_bootstrap.analysis.diagnosis.collectors import in_done_steps, without_prefix
 from deepep_bootstrap.analysis.diagnosis.pod_events import got_over
-from deepep_bootstrap.analysis.diagnosis.tries import got_over_later
 from deepep_bootstrap.analysis.diagnosis.rules import LETTERS, Pattern, Vocabulary, Word, longest_letters, threes
+from deepep_bootstrap.analysis.diagnosis.tries import got_over_later
 
 ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
@@ -27,8 +27,8 @@ LABEL = re.compile(
     r"|ip)=[^)\n]{1,40}\)|\[pod/[\w./-]{1,120}\]|[\w.-]{1,60} [\w./@-]{1,60}\[\d+\]:"
     r"|[A-Za-z][\w.-]{0,40}\d:|std(?:out|err):|[\w.-]{1,60} *\|)(?=\s|$))"
 )
-"""What srun -l, mpirun, torchrun, accelerate, Ray, vLLM, pdsh, compose, kubectl and the journal put before the lines of one
-process."""
+"""What srun -l, mpirun, torchrun, accelerate, Ray, vLLM, pdsh, compose, kubectl and the journal put before the lines
+of one process."""
 
 TIME = re.compile(
     r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? "

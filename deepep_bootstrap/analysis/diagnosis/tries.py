@@ -39,14 +39,19 @@ def _refused_first(lines: Sequence[str]) -> set[int]:
 
 def _only_asked(lines: Sequence[str]) -> set[int]:
     """Return the lines about test programs that did not build, where the build went on."""
-    over: set[int] = set()
-    for number, line in enumerate(lines):
-        if not line.rstrip().endswith("failure.") or FAILURE.fullmatch(line) is None:
-            continue
-        above = range(number, max(-1, number - TEST_LINES), -1)
-        first = next((n for n in above if TEST_PROGRAM in lines[n]), number)
-        below = (each.strip() for each in lines[number + 1 :])
-        after = next((each for each in below if each and TEST_PROGRAM not in each), "error")
-        if first != number and not after.startswith("error"):
-            over.update(range(first, number + 1))
-    return over
+    failed = (number for number, line in enumerate(lines) if "failure." in line and FAILURE.fullmatch(line))
+    return {line for number in failed if _goes_on(lines, number) for line in _about_test(lines, number)}
+
+
+def _about_test(lines: Sequence[str], end: int) -> range:
+    """Return the lines about a test program up to `end`, on which its failure is told."""
+    above = range(end, max(-1, end - TEST_LINES), -1)
+    first = next((number for number in above if TEST_PROGRAM in lines[number]), end + 1)
+    return range(first, end + 1)
+
+
+def _goes_on(lines: Sequence[str], number: int) -> bool:
+    """Return whether a build goes on after a line, but for removing its test program."""
+    below = (line.strip() for line in lines[number + 1 :])
+    after = next((line for line in below if line and TEST_PROGRAM not in line), "error")
+    return not after.startswith("error")

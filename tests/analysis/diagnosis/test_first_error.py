@@ -52,6 +52,18 @@ CHAINED = """1: Traceback (most recent call last):
 """
 
 
+SSH = """ssh: Could not resolve hostname n1.odd.svc: Name or service not known
+Warning: Permanently added 'n1.odd.svc,10.0.0.1' (ECDSA) to the list of known hosts.
+There are not enough slots available in the system to satisfy the 16
+"""
+
+TEST_PROGRAM = """gcc -c _configtest.c -o _configtest.o
+_configtest.c:2:10: fatal error: odd.h: No such file or directory
+failure.
+removing: _configtest.c _configtest.o
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -60,29 +72,11 @@ CHAINED = """1: Traceback (most recent call last):
         ("error: Failed to install: odd\n  Caused by: could not link odd\n  Caused by: Operation not permitted\n", 3),
         ("error: Failed to spawn: `odd`\n  Caused by: No such file or directory (os error 2)\n", 1),
         # Hosts that ssh reached further down, and one that it never did.
-        (
-            "ssh: Could not resolve hostname n1.odd.svc: Name or service not known\n"
-            "Warning: Permanently added 'n1.odd.svc,10.0.0.1' (ECDSA) to the list of known hosts.\n"
-            "There are not enough slots available in the system to satisfy the 16\n",
-            3,
-        ),
-        (
-            "ssh: Could not resolve hostname n2.odd.svc: Name or service not known\n"
-            "Warning: Permanently added 'n1.odd.svc,10.0.0.1' (ECDSA) to the list of known hosts.\n"
-            "There are not enough slots available in the system to satisfy the 16\n",
-            1,
-        ),
+        (SSH, 3),
+        (SSH.replace("hostname n1", "hostname n2"), 1),
         # A test program of distutils that a build does without, and one that ends it.
-        (
-            "gcc -c _configtest.c -o _configtest.o\n_configtest.c:2:10: fatal error: odd.h: No such file or directory\n"
-            "failure.\nremoving: _configtest.c _configtest.o\nbuilding 'odd' extension\nodd.c:7:1: error: odd\n",
-            6,
-        ),
-        (
-            "gcc -c _configtest.c -o _configtest.o\n_configtest.c:2:10: fatal error: odd.h: No such file or directory\n"
-            "failure.\nremoving: _configtest.c _configtest.o\nerror: Cannot compile. Check your configuration!\n",
-            2,
-        ),
+        (f"{TEST_PROGRAM}building 'odd' extension\nodd.c:7:1: error: odd\n", 6),
+        (f"{TEST_PROGRAM}error: Cannot compile. Check your configuration!\n", 2),
         # Errors that say nothing, below the line of the same process that says the reason, and of another one.
         ("configure: WARNING: odd wants pmix\nconfigure: WARNING: of its own\nconfigure: error: Cannot continue\n", 1),
         ("0: [WARN] fusermount: mount failed\n1: [ERROR] Failed to mount: /data/odd.img\n", 2),
