@@ -616,11 +616,11 @@ def _reason_above(log: Log, line: int, rules: CauseSet) -> int:
     """Return the line on which the process of a vague error said the reason before, the first of several next to each
     other; without one, and for any other error, its own line."""
     text, label, found = log.lines[line][:2000], log.label(line), line
-    said = [pattern for each in rules.vague if fits(each.find, text) for pattern in each.said]
+    said = [pattern for each in rules.vague if _says(each.find, text) for pattern in each.said]
     for number in range(line - 1, max(-1, line - REASON_ABOVE), -1) if said else ():
         if log.label(number) != label or not bare(log.lines[number]):
             continue
-        if fits(said, log.lines[number][:2000]):
+        if _says(said, log.lines[number][:2000]):
             found = number
         elif found != line:
             break

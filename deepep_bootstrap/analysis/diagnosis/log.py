@@ -14,7 +14,7 @@ from msgspec import Struct
 from deepep_bootstrap.analysis.diagnosis.collectors import in_done_steps, without_prefix
 from deepep_bootstrap.analysis.diagnosis.pod_events import got_over
 from deepep_bootstrap.analysis.diagnosis.rules import LETTERS, Pattern, Vocabulary, Word, longest_letters, threes
-from deepep_bootstrap.analysis.diagnosis.tries import got_over_later
+from deepep_bootstrap.analysis.diagnosis.tries import harmless_tries
 
 ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
@@ -117,7 +117,7 @@ class Log:
         self.name = name
         clean = ESCAPES.sub("", text) if ESCAPES.search(text) else text
         self.heads, lines = without_prefix(clean.replace("\r\n", "\n").split("\n"))
-        self.done = in_done_steps(self.heads, lines) | got_over_later(lines)
+        self.done = in_done_steps(self.heads, lines) | harmless_tries(lines)
         over = got_over(lines)
         self.lines = ["" if number in over else line for number, line in enumerate(lines)] if over else lines
         self._small = "\n".join(self.lines).lower()

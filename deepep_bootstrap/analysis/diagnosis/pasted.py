@@ -48,6 +48,7 @@ ROWS = 200
 """Lines that a table may have, and what a command prints that is looked at as a whole."""
 
 PING = re.compile(r"PING \S|\d+ packets transmitted, |ping: ")
+"""What ping prints."""
 
 ECHO = re.compile(r"echo (?:-e )?(?P<said>\S.*)")
 """A script says something."""

@@ -19,7 +19,7 @@ TEST_LINES = 60
 """Lines that the compiler may print about such a program."""
 
 
-def got_over_later(lines: Sequence[str]) -> frozenset[int]:
+def harmless_tries(lines: Sequence[str]) -> frozenset[int]:
     """Return the lines, counted from 0, of tries that failed and did no harm."""
     return frozenset((*_refused_first(lines), *_only_asked(lines)))
 
@@ -52,6 +52,6 @@ def _about_test(lines: Sequence[str], end: int) -> range:
 
 def _goes_on(lines: Sequence[str], number: int) -> bool:
     """Return whether a build goes on after a line, but for removing its test program."""
-    below = (line.strip() for line in lines[number + 1 :])
-    after = next((line for line in below if line and TEST_PROGRAM not in line), "error")
-    return not after.startswith("error")
+    below = (lines[after].strip() for after in range(number + 1, len(lines)))
+    said = next((line for line in below if line and TEST_PROGRAM not in line), "error")
+    return not said.startswith("error")
