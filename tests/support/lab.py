@@ -116,11 +116,16 @@ class LiveLab:
 
     def start_job(self, host: str) -> str:
         """Start a user's job on a node and return its number when it runs; it ends when somebody writes /shared/go."""
-        (self.shared / "go").unlink(missing_ok=True)
-        script = "until [ -e /shared/go ]; do sleep 0.1; done"
+        go, began = self.shared / "go", self.shared / "began"
+        for file in (go, began):
+            file.unlink(missing_ok=True)
+        script = "touch /shared/began; until [ -e /shared/go ]; do sleep 0.1; done"
         job = self.on_login(f"cd /shared && sbatch --parsable -w {host} --wrap '{script}'").strip()
-        while self.job_state(job) != "RUNNING":
+        # Slurm calls a job running before its script has begun: until then a second slurmstepd may be seen, which
+        # becomes the script.
+        while not began.exists():
             time.sleep(0.05)
+        began.unlink()
         return job
 
     def job_state(self, job: str) -> str:

@@ -143,6 +143,7 @@ def actions(bare_lab: LiveLab) -> Iterator[HostActions]:
             )
         if bare_lab.node(host.name).state != "IDLE":
             wait_for(lambda name=host.name: "REBOOT" not in bare_lab.node(name).state)  # type: ignore[misc]
+            bare_lab.on_login(f"scancel --nodelist={host.name}")
             bare_lab.ssh("login1", f"scontrol update nodename={host.name} state=resume")
     wait_for(lambda: all(bare_lab.node(host.name).state == "IDLE" for host in NODES))
     fleet = ConnectionPool(
