@@ -23,10 +23,10 @@ PASSING = ("memory_free_mib", "scratch_free_mib", "uptime_s", "memlock")
 
 def settled(document: dict[str, Any]) -> dict[str, Any]:
     """A document without what passes, and without the way."""
-    hosts = {
-        name: {key: value for key, value in {**facts, **facts["prepared"]}.items() if key not in (*PASSING, "prepared")}
-        for name, facts in document["hosts"].items()
-    }
+    hosts = {}
+    for name, facts in document["hosts"].items():
+        kept = {**facts, **facts["prepared"], "prefix": {**facts["prefix"], "free_mib": 0}}
+        hosts[name] = {key: value for key, value in kept.items() if key not in (*PASSING, "prepared")}
     return {**document, "hosts": hosts, "via": {}}
 
 
