@@ -226,10 +226,10 @@ def scrubbed(first: FirstError, scrub: Callable[[str], str]) -> FirstError:
     )
 
 
-ERROR, WAITED, SLOW, WARNED, FOLLOWED, WENT_ON = range(6)
+ERROR, WAITED, SLOW, WARNED, FOLLOWED, ENDED, WENT_ON = range(7)
 """How near to the root a line is: an error of its own; the end of a wait; that something takes long, or a traceback
-that ends before its exception; a warning that tells of an error; what follows from another's failure; what a program
-goes on after."""
+that ends before its exception; a warning that tells of an error; what follows from another's failure; that something
+ended badly, and no more; what a program goes on after."""
 
 
 class ErrorLine(Struct, frozen=True):
@@ -520,7 +520,13 @@ def _is_consequence(log: Log, line: int, ending: Ending, found: Sequence[ErrorLi
 
 def _grade(line: str, ending: Ending) -> int:
     """Return how far a line is from being the first error: one of the grades above."""
-    grades = ((FOLLOWED, ending.followed), (WAITED, ending.waited), (SLOW, ending.slow), (WENT_ON, ending.lesser))
+    grades = (
+        (ENDED, ending.ended),
+        (FOLLOWED, ending.followed),
+        (WAITED, ending.waited),
+        (SLOW, ending.slow),
+        (WENT_ON, ending.lesser),
+    )
     return next((grade for grade, patterns in grades if _says(patterns, line)), ERROR)
 
 

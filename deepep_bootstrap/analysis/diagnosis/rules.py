@@ -207,7 +207,7 @@ FOLDER = "rules/causes"
 
 KIND = ValueForm(r"program|library", "program or library")
 PATTERN = ValueForm(r"[^\n]+", "a regular expression for one line")
-ON_LINES = ("verdict", "noise", "mild", "thrown", "followed", "waited", "slow", "lesser", "fine")
+ON_LINES = ("verdict", "noise", "mild", "thrown", "followed", "ended", "waited", "slow", "lesser", "fine")
 """Patterns of [ending] that are tried on lines found by others and never looked for: they need no word."""
 
 
@@ -316,9 +316,9 @@ class Ending(Struct, frozen=True):
     nothing goes on but what is tried `again`; the `noise` of programs that print what they look for; and how `mild`
     lines look, warnings of a program that goes on: none shows a failure, and none is a sign unless the sign is
     `warned`, or nothing else tells why. For the first error of a failure also lines that tell `errors`, and `words`
-    that do where there was one; lines that `followed` from another one's, the message of what was `thrown` and not
-    caught, lines of a process that only `waited` or are `slow`, `lesser` ones that a program goes on after, and such as
-    are `fine` although they have the words."""
+    that do where there was one; lines that `followed` from another one's, those of them that only say that something
+    `ended` badly, the message of what was `thrown` and not caught, lines of a process that only `waited` or are `slow`,
+    `lesser` ones that a program goes on after, and such as are `fine` although they have the words."""
 
     well: tuple[Pattern, ...] = ()
     whole: tuple[Pattern, ...] = ()
@@ -334,6 +334,7 @@ class Ending(Struct, frozen=True):
     words: tuple[Pattern, ...] = ()
     thrown: tuple[Pattern, ...] = ()
     followed: tuple[Pattern, ...] = ()
+    ended: tuple[Pattern, ...] = ()
     waited: tuple[Pattern, ...] = ()
     slow: tuple[Pattern, ...] = ()
     lesser: tuple[Pattern, ...] = ()

@@ -334,6 +334,10 @@ removing: _configtest.c _configtest.o
         # A hint of what to do, and the end of a job whose own words stand below.
         ("sinfo: error: If odd is up, restart it\nsinfo: error: odd: cannot be read\n", 2),
         ("submitit.core.utils.UncompletedJobError: Job 7 (task: 0) with path odd\nsrun: fatal: odd\n", 2),
+        # What only says that something ended badly, above what came of the failure.
+        ("odd-0   0/1     CrashLoopBackOff   4 (38s ago)   4m21s\nRuntimeError: odd: Failed core proc(s): {}\n", 2),
+        ("  error: subprocess-exited-with-error\nfatal: detected dubious ownership in repository at '/odd'\n", 2),
+        ("srun: error: n1: task 3: Exited with exit code 1\nRuntimeError: odd: Failed core proc(s): {}\n", 2),
         # The worker's own traceback goes on below.
         (
             "Traceback (most recent call last):\nKeyError: Caught KeyError in DataLoader worker process 3.\nOriginal Traceback (most recent call last):\n  File \"a\", line 1, in f\nKeyError: 'odd'\n",
