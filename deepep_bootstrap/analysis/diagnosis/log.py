@@ -41,6 +41,10 @@ LEVEL = re.compile(
 )
 """What vLLM and others put before a message, and before each line of a traceback."""
 
+COLUMN = re.compile(r"\| (?:CRITICAL|ERROR|WARNING|INFO|DEBUG) *\| {0,3}")
+"""A level in a column of its own behind the time, as srt-slurm prints it, before lines of programs that it started,
+too."""
+
 LONGEST_LABEL = 200
 
 LONGEST_MESSAGE, CONTINUED = 2000, 3
@@ -328,7 +332,7 @@ def bare(line: str, *, keep_indent: bool = False) -> str:
         text = _without_time(text)
         if label := LABEL.match(text):
             text = text[label.end() :].removeprefix(" ")
-        text = text[level.end() :] if (level := LEVEL.match(text)) else text
+        text = text[level.end() :] if (level := LEVEL.match(text) or COLUMN.match(text)) else text
         if text == before:
             break
     return text if keep_indent else text.strip()
