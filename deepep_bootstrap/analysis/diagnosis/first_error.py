@@ -307,7 +307,7 @@ def first_error(
     grade = min((each.grade for each in found), default=WENT_ON)
     if grade == WENT_ON and not roots:
         return None
-    lower = grade in {WAITED, SLOW} or (state and grade == ERROR)
+    lower = state and grade in {ERROR, WAITED, SLOW}
     known = [*_roots_as_errors(logs, roots, rules.ending, lower=lower)]
     candidates = [*known, *(each for each in found if each.grade == (ERROR if known else grade))]
     if not candidates:
