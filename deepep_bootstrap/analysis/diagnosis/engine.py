@@ -268,10 +268,12 @@ def _is_far_below(found: _Found, first: FirstError, parts: Sequence[_LogEnd]) ->
 
 def _only_follows(found: _Found, first: FirstError, ending: Ending) -> bool:
     """Return whether a cause is told by lines alone that follow from another failure (a launcher's, a plugin's), while
-    a program told an error of its own before: that says more."""
-    if not found.follows or found.told >= TELLS or not tells_error(first.evidence.text, ending):
+    a program told an error of its own before, in other words: that says more."""
+    own = first.evidence
+    if not found.follows or found.told >= TELLS or not tells_error(own.text, ending):
         return False
-    return all(hit.line + 1 != first.evidence.line for _, _, hit in found.signs)
+    in_its_words = any(sign.find.regex.search(own.text) for sign in found.cause.signs)
+    return not in_its_words and all(hit.line + 1 != own.line for _, _, hit in found.signs)
 
 
 def _in_general(first: FirstError | None, parts: Sequence[_LogEnd], rules: CauseSet) -> tuple[Finding, ...]:
