@@ -239,9 +239,8 @@ def conclude(looked: Looked) -> Diagnosis:
 
 
 def _is_its_own_end(ranked: Sequence[_Found], parts: Sequence[_LogEnd]) -> bool:
-    """Return whether the first cause is told by a line of its own, in logs that do not say how they ended: then they
-    ended by it."""
-    return bool(ranked) and ranked[0].told >= TELLS and not any(part.start for part in parts)
+    """Return whether a cause is likely in logs that do not say how they ended: then they ended, or hang, by it."""
+    return bool(ranked) and ranked[0].told >= SURE and not any(part.start for part in parts)
 
 
 def _told(ranked: Sequence[_Found], first: FirstError | None, looked: Looked) -> tuple[Finding, ...]:
