@@ -228,19 +228,15 @@ def conclude(looked: Looked) -> Diagnosis:
     notes = (*_harmless(parts, rules), *_survived(parts, rules, {each.cause.slug for each in looked.found}))
     ranked = _rank(looked.found)
     roots = _roots(ranked, looked.found, rules.ending)
-    if not looked.failed and not _is_its_own_end(ranked, parts):
-        # What counts whatever the end is an error of a run that ended well where its line says so.
+    if not looked.failed and any(part.start for part in parts):
+        # What counts whatever the end is an error of a run that ended well where its line says so. Logs that do not say
+        # how they ended, ended or hang by the cause.
         lasting = bool(ranked) and ranked[0].cause.lasting
         roots = [(place, hit) for place, hit in roots if lasting and tells_error(hit.text, rules.ending)]
     state = bool(ranked) and ranked[0].told < TELLS
     errors = [part.errors for part in parts]
     first = first_error(errors, rules, roots, state=state) if looked.failed or roots else None
     return Diagnosis(_told(ranked, first, looked), notes, first)
-
-
-def _is_its_own_end(ranked: Sequence[_Found], parts: Sequence[_LogEnd]) -> bool:
-    """Return whether a cause is likely in logs that do not say how they ended: then they ended, or hang, by it."""
-    return bool(ranked) and ranked[0].told >= SURE and not any(part.start for part in parts)
 
 
 def _told(ranked: Sequence[_Found], first: FirstError | None, looked: Looked) -> tuple[Finding, ...]:
@@ -271,7 +267,7 @@ def _only_follows(found: _Found, first: FirstError, ending: Ending) -> bool:
     own = first.evidence
     if not found.follows or found.told >= TELLS or not tells_error(own.text, ending):
         return False
-    in_its_words = any(sign.find.regex.search(own.text) for sign in found.cause.signs)
+    in_its_words = fits([sign.find for sign in found.cause.signs], own.text)
     return not in_its_words and all(hit.line + 1 != own.line for _, _, hit in found.signs)
 
 
