@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d)"
+DATE = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}"
+"""What mpirun --timestamp-output puts before its label."""
+
 BUILD = re.compile(r"(?P<who>)#(?P<step>\d+) \d+\.\d+ ?")
 """A step of a build of docker: nothing else begins so, and lines of its own steps have no time."""
 
@@ -19,7 +22,7 @@ FORMS = (
     re.compile(rf"(?:[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|{STAMP}) (?P<who>[\w.-]+ [\w./@-]+\[\d+\]): ?"),
     re.compile(r"(?P<who>\[pod/[\w.-]+/[\w.-]+\]) ?"),
     re.compile(rf"(?P<who>[^\t\n]{{1,80}}\t[^\t\n]{{1,80}}\t){STAMP} ?"),
-    re.compile(r"(?P<who>\[\d+,\d+\]<std(?:out|err)>:)"),
+    re.compile(rf"(?:{DATE})?(?P<who>\[\d+,\d+\]<std(?:out|err)>:)"),
     re.compile(r"(?P<who>\d{1,5}: )"),
     re.compile(r"(?P<who>\((?:[\w.]+ )?pid=\d+(?:, ip=[\w.:]+)?\) )"),
     re.compile(r"(?P<who>[\w.-]{1,60} *\| ?)"),

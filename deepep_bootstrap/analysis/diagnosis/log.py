@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from deepep_bootstrap.analysis.diagnosis.collectors import in_done_steps, without_prefix
+from deepep_bootstrap.analysis.diagnosis.collectors import DATE, in_done_steps, without_prefix
 from deepep_bootstrap.analysis.diagnosis.pod_events import got_over
 from deepep_bootstrap.analysis.diagnosis.rules import LETTERS, Pattern, Vocabulary, Word, longest_letters, threes
 from deepep_bootstrap.analysis.diagnosis.tries import harmless_tries
@@ -32,6 +32,7 @@ of one process."""
 
 TIME = re.compile(
     r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,9})? "
+    rf"|{DATE}(?=\[\d+,\d+\]<std)"
     r"|\s*\[?\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d{1,9})?)?(?:Z|[+-]\d{2}:?\d{2})?"
     r"(?: (?:DP|TP|EP|PP)\d+){0,4}\]?[:,]?\s?"
 )

@@ -17,6 +17,7 @@ PREFIXES: dict[str, Callable[[int], str]] = {
     "times": lambda n: f"2026-11-20T10:{n // 60:02d}:{n % 60:02d}.123456789Z ",
     "docker build": lambda n: f"#14 {n * 0.7:.3f} ",
     "mpirun": lambda _: "[1,3]<stderr>:",
+    "mpirun with times": lambda n: f"Sat Nov 21 10:{n // 60:02d}:{n % 60:02d} 2026[1,3]<stderr>:",
     "srun": lambda _: "3: ",
     "ray": lambda _: "(WorkerDict pid=91833, ip=10.30.1.21) ",
     "compose": lambda _: "worker-1  | ",
