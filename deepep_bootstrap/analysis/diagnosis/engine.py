@@ -232,7 +232,11 @@ def conclude(looked: Looked) -> Diagnosis:
         # What counts whatever the end is an error of a run that ended well where its line says so. Logs that do not say
         # how they ended, ended or hang by the cause.
         lasting = bool(ranked) and ranked[0].cause.lasting
-        roots = [(place, hit) for place, hit in roots if lasting and tells_error(hit.text, rules.ending)]
+        roots = [
+            (place, hit)
+            for place, hit in roots
+            if hit.line >= parts[place].start > 0 or (lasting and tells_error(hit.text, rules.ending))
+        ]
     state = bool(ranked) and ranked[0].told < TELLS
     errors = [part.errors for part in parts]
     first = first_error(errors, rules, roots, state=state) if looked.failed or roots else None
