@@ -229,8 +229,8 @@ def conclude(looked: Looked) -> Diagnosis:
     ranked = _rank(looked.found)
     roots = _roots(ranked, looked.found, rules.ending)
     if not looked.failed and any(part.start for part in parts):
-        # What shows below the last good end came after it. What counts whatever the end is an error of a run that ended well
-        # where its line says so. Logs that do not say how they ended, ended or hang by the cause.
+        # What shows below the last good end came after it. What counts whatever the end is an error of a run that ended
+        # well where its line says so. Logs that do not say how they ended, ended or hang by the cause.
         lasting = bool(ranked) and ranked[0].cause.lasting
         roots = [
             (place, hit)
