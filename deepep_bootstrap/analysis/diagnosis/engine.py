@@ -239,7 +239,8 @@ def conclude(looked: Looked) -> Diagnosis:
         ]
     state = bool(ranked) and ranked[0].told < TELLS
     errors = [part.errors for part in parts]
-    first = first_error(errors, rules, roots, state=state) if looked.failed or roots else None
+    unfinished = bool(ranked) and not any(part.start for part in parts)
+    first = first_error(errors, rules, roots, state=state) if looked.failed or roots or unfinished else None
     return Diagnosis(_told(ranked, first, looked), notes, first)
 
 

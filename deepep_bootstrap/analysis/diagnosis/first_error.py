@@ -24,8 +24,11 @@ BUNDLE = "invoke report --bundle"
 REACH = 12
 """Lines around the first error in which a program or library may name itself."""
 
-LONGEST, LONGEST_AROUND = 400, 200
+LONGEST, LONGEST_AROUND = 600, 200
 """Characters that are shown of the line, and of each of those around it."""
+
+END = 200
+"""Characters of its end that are shown of a longer line: a launcher puts the exit status behind the whole command."""
 
 ABOVE, BELOW = 2, 3
 """Lines of the same process that are shown around the first error: one line of a message is often not the one that
@@ -318,8 +321,8 @@ def first_error(
     line = log.sentence(last)
     own = bare(log.lines[line])
     goes_on_below = line != last or own.endswith(":")
-    text = (log.message(line) if goes_on_below else own)[:LONGEST] or first.hit.text
-    evidence = Evidence(log.name, line + 1, text)
+    text = (log.message(line) if goes_on_below else own) or first.hit.text
+    evidence = Evidence(log.name, line + 1, _shortened(text))
     near = _own_lines(log, line, REACH)
     rank, node = _who(log, line)
     return FirstError(
@@ -333,6 +336,11 @@ def first_error(
         tuple(itertools.islice(_ends(errors, rules), MOST_ENDS)),
         tuple(dict.fromkeys(_asks(text, near, rules)))[:MOST_ASKS],
     )
+
+
+def _shortened(text: str) -> str:
+    """Return a text, without its middle where it is longer than `LONGEST`."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - END - 1]}…{text[-END:]}"
 
 
 def _roots_as_errors(
