@@ -46,6 +46,9 @@ LAST_ERROR = 5
 BETWEEN = 40
 """Lines of other processes that may stand between two of one traceback."""
 
+SPAWNED = re.compile(r"-- Process \d+ terminated with the following error:")
+"""What torch.multiprocessing puts above the traceback of a process that it started."""
+
 CHAIN = 60
 """Lines above an exception in which it may be said that another one was its cause."""
 
@@ -514,6 +517,12 @@ def _is_chained(log: Log, line: int) -> bool:
     return any("was the direct cause of the following" in log.lines[n] for n in above if log.label(n) == label)
 
 
+def _is_handed_on(log: Log, line: int) -> bool:
+    """Return whether an exception hands on that of a process it started, whose traceback stands below it."""
+    below = next(log.own_below(_exception(log, line)), None)
+    return below is not None and SPAWNED.match(bare(log.lines[below])) is not None
+
+
 def _is_cut(log: Log, line: int) -> bool:
     """Return whether a traceback that begins on a line ends before its exception: most often its program was ended."""
     return log.lines[line][:2000].rstrip(" :\r\n").endswith(HEAD) and _exception(log, line) == line
@@ -521,7 +530,7 @@ def _is_cut(log: Log, line: int) -> bool:
 
 def _is_consequence(log: Log, line: int, ending: Ending, found: Sequence[ErrorLine]) -> bool:
     """Return whether an error on a line followed from another one in its log, told before it."""
-    if _is_chained(log, line):
+    if _is_chained(log, line) or _is_handed_on(log, line):
         return True
     return fits(ending.thrown, log.lines[line][:2000]) and any(each.grade <= WAITED for each in found)
 
