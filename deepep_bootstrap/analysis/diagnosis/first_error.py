@@ -64,7 +64,7 @@ FRAME_FILE = re.compile(r'File "([^"]+)\.py", line \d+')
 INSTALLED = ("site-packages", "dist-packages", "src", "python")
 """Folders right in which packages lie: where they are installed, and in checkouts."""
 
-FRAME = re.compile(r'File "[^"]+", line \d+|\^\^\^\s*$')
+FRAME = re.compile(r'(?:> )?File "[^"]+", line \d+|\^\^\^\s*$')
 CODE_BELOW = re.compile(r'File "[^"]+", line \d+, in ')
 """A frame with the line of code that it stands at below it."""
 
@@ -470,9 +470,9 @@ def _is_logged_above(log: Log, line: int) -> bool:
 
 
 def _is_heading(log: Log, line: int, hits: Collection[int]) -> bool:
-    """Return whether a line ends in a colon, and the next one of its process tells the error."""
+    """Return whether a line ends in a colon or Ansible's arrow, and the next one of its process tells the error."""
     text = log.lines[line]
-    if not text.rstrip().endswith(":") or HEAD in text or EVENT.search(text):
+    if not text.rstrip().endswith((":", "=>")) or HEAD in text or EVENT.search(text):
         return False
     if CMAKE_HEAD.search(text):
         return any(each in hits for each in _indented_below(log, line))
