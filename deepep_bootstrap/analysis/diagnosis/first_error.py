@@ -102,6 +102,9 @@ INVALID = re.compile(r"\d+ validation errors? for \w")
 FAULTY = re.compile(r"(?:Value|Assertion) error, |\[type=")
 """That line, below the name of the field: its words may go over several lines, `[type=` stands behind the last one."""
 
+ANSIBLE_HEAD = re.compile(r"(?:fatal|failed): \[.* => ?(?:changed=(?:false|true))?\s*$")
+"""How Ansible begins the result of a task that failed, in YAML."""
+
 CMAKE_HEAD = re.compile(r"\bCMake Error (?:at|in)\b")
 
 RICH = r"(?:\[\d\d/\d\d/\d\d \d\d:\d\d:\d\d\]| {19}) *"
@@ -470,9 +473,12 @@ def _is_logged_above(log: Log, line: int) -> bool:
 
 
 def _is_heading(log: Log, line: int, hits: Collection[int]) -> bool:
-    """Return whether a line ends in a colon or Ansible's arrow, and the next one of its process tells the error."""
+    """Return whether a line is the heading of what stands below it: it ends in a colon, and the next line of its
+    process tells the error, or it is one of CMake's or Ansible's, and one of the indented lines below does."""
     text = log.lines[line]
-    if not text.rstrip().endswith((":", "=>")) or HEAD in text or EVENT.search(text):
+    if ANSIBLE_HEAD.search(text):
+        return any(each in hits for each in _indented_below(log, line))
+    if not text.rstrip().endswith(":") or HEAD in text or EVENT.search(text):
         return False
     if CMAKE_HEAD.search(text):
         return any(each in hits for each in _indented_below(log, line))
