@@ -108,6 +108,24 @@ removing: _configtest.c _configtest.o
             '(E pid=6) ERROR 02-06 16:34:06 [core.py:9] Traceback (most recent call last):\n(E pid=6) ERROR 02-06 16:34:06 [core.py:9] File "/a.py", line 9, in run\n(E pid=6) ERROR 02-06 16:34:06 [core.py:9] engine = Odd()\n(E pid=6) Process Odd:\n(E pid=6) ERROR 02-06 16:34:06 [core.py:9] File "/b.py", line 3, in a\n(E pid=6) ERROR 02-06 16:34:06 [core.py:9] b()\n(E pid=6) ERROR 02-06 16:34:06 [core.py:9] RuntimeError: odd\n',
             7,
         ),
+        # What torch.multiprocessing hands on of a process that it started; frames that loguru marks.
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    spawn()\nException: \n\n-- Process 0 terminated with the following error:\nTraceback (most recent call last):\n  File "b.py", line 2, in run\n    odd()\nRuntimeError: odd broke\n',
+            10,
+        ),
+        (
+            'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    odd()\n> File "b.py", line 2, in odd\n    raise ValueError()\nValueError: odd broke\n',
+            6,
+        ),
+        # A task of Ansible's that failed, whose reason stands in YAML below it.
+        ("fatal: [n1]: FAILED! =>\n  changed: false\n  msg: 'An odd error: odd broke'\n", 3),
+        ("failed: [n1] (item=odd) => changed=false\n  msg: |-\n    error: odd broke\n", 3),
+        # A job that Open MPI ended and a script that ended so, below which another run went well.
+        (
+            "[n1:1:0] odd.c:3 UCX  ERROR odd broke\nmpirun noticed that process rank 2 with PID 13 on node n1 exited on signal 11 (Segmentation fault).\n# Avg bus bandwidth    : 10.8\n# Out of bounds values : 0 OK\n",
+            1,
+        ),
+        ("odd: error: odd broke\n+ odd-test\nall tests passed\n+ exit 16\n", 1),
         # Settings that are shown, not those of a run.
         ("conflicts = [\n]\nerror: odd\n", 3),
         # Text of a warning of rich's logger, in as many lines as its column needs; an error of it below.
@@ -496,6 +514,15 @@ def test_a_traceback_that_was_cut_says_less_than_an_error_of_another_log() -> No
 def test_a_date_of_eight_digits_is_a_time() -> None:
     found = first(log="E20260821 12:30:19.433391  5410 a.cpp:9] odd\nRuntimeError: odd\n")
     assert found.time == "E20260821 12:30:19.433391"
+
+
+def test_of_a_long_first_error_beginning_and_end_are_shown() -> None:
+    line = f"[ERROR] [launch.py:322:sigkill_handler] ['python', '{'odd' * 400}'] exits with return code = -9"
+    shown = diagnosed("log", line).first
+    assert shown is not None
+    assert shown.evidence.text.startswith("[ERROR] [launch.py:322:sigkill_handler] ['python', 'oddodd")
+    assert shown.evidence.text.endswith("'] exits with return code = -9")
+    assert len(shown.evidence.text) == 600
 
 
 def test_those_that_waited_or_were_ended_are_not_first() -> None:
